@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
+from pawl.agent_loop.api.rounds import Rebuilding
 from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.loop.histories import LoadedHistory, history_of
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.loop.model_call import request_of
 from pawl.agent_loop.loop.ports import Claim, Loaded
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.options import RunDefaults
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
+from pawl.agent_loop.model.client import body_of
 from pawl.agent_loop.schedules.rpc import ScheduleServicer as AgentLoopSchedules
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.triggers.rpc import TriggerServicer as AgentLoopTriggers
@@ -215,6 +220,7 @@ class AgentLoop:
             clock=clock,
             ids=ids,
             defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=approvals_required),
+            rebuilding=Rebuilding(partial(request_of, default_model="model", echo=ReasoningEcho.AUTO), body_of),
             times=_TIMES,
         )
         self._add_starters(chance, history, job_stores)

@@ -98,9 +98,9 @@ class CachingReads(MemoryReads):
         super().__init__(database)
         self._cache = cache
 
-    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
-        loaded = await super().load(key, epoch, known)
-        if not loaded.commands:
+    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None, last_number: int = 0) -> Loaded:
+        loaded = await super().load(key, epoch, known, last_number)
+        if not (loaded.commands or last_number):
             conversation = self._tables.conversation_of(loaded.run)
             self._cache.put_loaded(loaded.run, conversation, loaded.calls, loaded.run)
         return loaded

@@ -228,8 +228,10 @@ class MemoryReads(MemoryChanges):
         )
 
     @reached()
-    def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
-        whole = self._load(key, epoch)
+    def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None, last_number: int = 0) -> Loaded:
+        whole = self._load(key, epoch, last_number)
+        if last_number:
+            return whole
         self._memory.history.whole_loads[key.run_id, epoch].append(whole)
         if known is None or not continues(self._tables, known, whole):
             return whole
@@ -238,13 +240,14 @@ class MemoryReads(MemoryChanges):
         calls = [call for call in whole.calls if call.run_id in run_ids]
         return dataclasses.replace(whole, known=known, messages=messages, calls=calls)
 
-    def _load(self, key: RunKey, epoch: int) -> Loaded:
+    def _load(self, key: RunKey, epoch: int, last_number: int) -> Loaded:
         run = self._run(key, UserId(""))
-        if run.epoch != epoch or run.worker_id is None:
+        if not last_number and (run.epoch != epoch or run.worker_id is None):
             raise LeaseLost
         conversation = self._tables.conversations[ConversationKey(key.store_id, run.conversation_id)]
         author = conversation.author(run.user_id)
         every = [row for row in self._tables.shown(conversation.key) if not row.summarised_to or row.user_id == author]
+        every = [row for row in every if not last_number or row.number <= last_number]
         summarised = max((row.summarised_to for row in every), default=0)
         messages = [row for row in every if row.number > summarised]
         run_ids = {row.run_id for row in messages if row.user_id == author} | {key.run_id}

@@ -8,7 +8,7 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
         InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, InvalidWorkflow, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
         DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, ChannelNotFound, DeliveryNotFound,
-        ScheduleNotFound, TriggerNotFound, CompletionNotFound, WorkflowNotFound, NodeNotFound
+        ScheduleNotFound, TriggerNotFound, CompletionNotFound, WorkflowNotFound, NodeNotFound, RoundNotFound
       Unimplemented: MethodNotFound
       AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists,
         TriggerExists
@@ -229,6 +229,10 @@ class NodeNotFound(NotFound):
     """The workflow has no node with this path."""
 
 
+class RoundNotFound(NotFound):
+    """The run has no model call in this round, or the events of the round were deleted."""
+
+
 class Unimplemented(PawlError):
     """The service does not have the method."""
 
@@ -297,10 +301,7 @@ class GrantNotOffered(FailedPrecondition):
 
 
 class DigestMismatch(FailedPrecondition):
-    """The digest does not match the current call.
-
-    Read the call again and show it to the user again.
-    """
+    """The digest does not match the current call. Read the call again and show it to the user again."""
 
 
 class IllegalTransition(FailedPrecondition):

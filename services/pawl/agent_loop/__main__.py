@@ -1,4 +1,4 @@
-"""Starts the agent-loop service: `python -m pawl.agent_loop`."""
+"""Starts the agent-loop service with `python -m pawl.agent_loop`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
 from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.live import BusEvents
+from pawl.agent_loop.api.rounds import Rebuilding
 from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.loop.metrics import PrometheusMeter
+from pawl.agent_loop.loop.model_call import request_of
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.spans import Tracing, tracing_of
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
-from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.client import OpenAiModel, body_of
+from pawl.agent_loop.model.request import ModelRequest
 from pawl.agent_loop.model.servers import ModelServers
 from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
@@ -77,6 +80,16 @@ async def main(stop: asyncio.Event) -> None:
                 ids=service.ids,
                 defaults=settings.run_defaults,
                 takes_images=settings.takes_images,
+                rebuilding=Rebuilding(
+                    partial(
+                        request_of,
+                        default_model=settings.model,
+                        echo=settings.reasoning_echo,
+                        takes_images=settings.takes_images,
+                        background_as_tool=settings.limits.background == "tool",
+                    ),
+                    _body_of(settings),
+                ),
             )
             await service.enter(clients.watches)
             clients.watches.measure(service.metrics)
@@ -164,14 +177,19 @@ async def _worker(
     return worker
 
 
+def _body_of(settings: AgentLoopSettings) -> Callable[[ModelRequest], bytes]:
+    return partial(
+        body_of, output_tokens_field=settings.output_tokens_field, format_with_tools=settings.format_with_tools
+    )
+
+
 async def _models(service: Service, settings: AgentLoopSettings, shared: SharedModels) -> ModelServers:
     found = {}
     for name, (base_url, api_key) in settings.model_servers.items():
         client = OpenAiModel(
             base_url=base_url,
             api_key=api_key,
-            output_tokens_field=settings.output_tokens_field,
-            format_with_tools=settings.format_with_tools,
+            body=_body_of(settings),
         )
         found[name] = Breaker(await service.enter(client), service.clock.monotonic, partial(shared.report, name))
     return ModelServers(found)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -21,7 +22,7 @@ from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer, is_json
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.parts import ImagePart, Part
 from pawl.agent_loop.loop.rules.run import ResponseFormat
-from pawl.agent_loop.model.client import OpenAiModel, OutputTokensField
+from pawl.agent_loop.model.client import OpenAiModel, OutputTokensField, body_of
 from pawl.agent_loop.model.request import ModelError, ModelRequest
 
 _FEW_TOKENS: Final = 16
@@ -181,7 +182,9 @@ class Probe:
         assembly = Assembly()
         asked = replace(request, model=self._model)
         async with (
-            OpenAiModel(base_url=self._base_url, api_key=self._api_key, output_tokens_field=self._field) as model,
+            OpenAiModel(
+                base_url=self._base_url, api_key=self._api_key, body=partial(body_of, output_tokens_field=self._field)
+            ) as model,
             aclosing(model.stream(asked)) as pieces,
         ):
             async for piece in pieces:

@@ -22,6 +22,7 @@ from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.operator_rpc import OperatorServicer
 from pawl.agent_loop.api.pending import Pending
+from pawl.agent_loop.api.rounds import Rebuilding, Rounds
 from pawl.agent_loop.api.rpc import HEARTBEAT_SECONDS, AgentServicer
 from pawl.agent_loop.api.session import Sessions
 from pawl.agent_loop.api.session_stream import Parts, SessionTimes
@@ -56,7 +57,7 @@ class ClientTimes:
 
 
 class ClientSide:
-    """The servicers for clients. Enter `watches` before adding the servicers to a server."""
+    """The servicers of the client API. Enter `watches` before adding the servicers to a server."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class ClientSide:
         clock: Clock,
         ids: IdSource,
         defaults: RunDefaults,
+        rebuilding: Rebuilding,
         takes_images: bool = False,
         times: ClientTimes = ClientTimes(),
     ) -> None:
@@ -111,6 +113,7 @@ class ClientSide:
             sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),
             steps=RunSteps(ledger=ledger, watches=self.watches),
+            rounds=Rounds(ledger, registry, rebuilding),
             introductions=Introductions(
                 registry=registry, agents=self.agents, defaults=defaults, takes_images=takes_images, version=_VERSION
             ),

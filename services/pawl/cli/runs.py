@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -86,7 +87,7 @@ async def run(
             "--shared-file", help="Attach one of the store's shared documents, by name. Repeatable.", show_default=False
         ),
     ] = None,
-    tools: Annotated[str, typer.Option(help="Tools it may call, separated by commas. Default: all.")] = "",
+    tools: Annotated[str, typer.Option(help="Tools that the run may call, separated by commas. Default: all.")] = "",
     effort: Effort = None,
     schema: Annotated[
         Path | None,
@@ -345,18 +346,36 @@ async def steps(
     run_id: RunId,
     *,
     full: Annotated[bool, typer.Option("--full", help="Show each step in full.")] = False,
+    number: Annotated[
+        int, typer.Option("--round", help="Show only the exact request of this round.", min=0, max=2**31 - 1)
+    ] = 0,
     json: Json = False,
 ) -> None:
-    """Show the steps of a run.
+    """Show the steps of a run, or the request of one of its model calls.
 
-    One per line: reasoning, calls, results, questions and answers.
+    One step per line: reasoning, calls, results, questions and answers.
     """
+    if number:
+        found = await target.round(run_id, number)
+        say(console, [json_line(found)] if json else request_lines(found))
+        return
     async for page in target.pages(target.agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
         for step in page.steps:
             if json:
                 print(json_line(step))
             else:
                 show_step(console, step, full=full)
+
+
+def request_lines(found: steps_pb2.GetRoundResponse) -> list[str]:
+    """Return the request as indented JSON. The first line says whether it is exactly the request that was sent."""
+    sent = f"SHA-256 {found.sent_sha256}" if found.sent_sha256 else "unknown, because the call did not end"
+    same = "This request was sent" if found.matches else "This request can differ from the one that was sent"
+    heading = f"{same} to {wording.clean(found.model)} ({sent})."
+    if found.request_omitted_bytes:
+        return [f"{heading} It is too large to show: {found.request_omitted_bytes} bytes."]
+    body = msgspec.json.format(found.request_json).decode()
+    return [heading, *map(wording.clean, body.splitlines())]
 
 
 def show_step(console: Console, step: steps_pb2.Step, *, full: bool) -> None:

@@ -46,7 +46,7 @@ _SWITCHED_SECONDS_MAX: Final = 300.0
 _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
 # Events are batched for this long, because each relay costs a transaction.
-_GATHER_SECONDS: Final = 0.1
+_GATHER_SECONDS: Final = 0.25
 _STATS_SECONDS: Final = 15.0
 _STATS_SECONDS_MAX: Final = 60.0
 _STATS_PAUSE_TIMES: Final = 500
@@ -74,7 +74,11 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay when woken, and at least every second, to find events left by other replicas or earlier failures."""
+        """Relay when woken, and at least every second, to find events left by other replicas or earlier failures.
+
+        Automatic pauses wake no relay, so they are relayed every second.
+        """
+        time, pauses_due = asyncio.get_running_loop().time, 0.0
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -82,6 +86,9 @@ class Relay:
             while relayed == _RELAY_BATCH:
                 relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
                 self._meter.relayed.inc(relayed)
+            if time() >= pauses_due:
+                await self._outbox.relay_pauses(self._stream, pauses_max=_RELAY_BATCH)
+                pauses_due = time() + _RELAY_SECONDS
             if await tasks.within(_RELAY_SECONDS, self._written.wait()):
                 await asyncio.sleep(_GATHER_SECONDS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ from pawl.agent.v1.goal_pb2_grpc import GoalServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceStub
+from pawl.agent_loop.api.rounds import Rebuilding
 from pawl.agent_loop.api.rpc import AgentServicer
 from pawl.agent_loop.api.session_stream import SessionTimes
 from pawl.agent_loop.api.watch import Watches
+from pawl.agent_loop.loop.model_call import request_of
+from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.options import RunDefaults
+from pawl.agent_loop.model.client import body_of
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.ids import IdSource
 from pawl.event.v1 import call_pb2
@@ -147,6 +152,7 @@ def client_side(
         ids=ids,
         defaults=RunDefaults(model="the-model", instructions="Be brief."),
         takes_images=True,
+        rebuilding=Rebuilding(partial(request_of, default_model="the-model", echo=ReasoningEcho.AUTO), body_of),
         times=quick,
     )
 

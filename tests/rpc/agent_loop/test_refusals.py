@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, agents_pb2, jobs_pb2, operator_pb2, steps_pb2, types_pb2, undo_pb2
+from pawl.errors import RoundNotFound
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.event.v1 import conversation_pb2 as conversation_values
 from pawl.values import TOKENS_MAX
@@ -50,6 +51,7 @@ from tests.rpc.agent_loop.asking import (
 )
 from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, BOSS, FOREIGN_BOSS, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.refusals import raises
 
 pytestmark = pytest.mark.usefixtures("gated_run")
 
@@ -141,7 +143,7 @@ async def test_invalid_decision_has_no_effect(api: Api, ledger: PlayedLedger) ->
     assert ledger.runs["run_1"].calls["call_1"].state == call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
-async def test_invalid_run_requests_are_rejected(api: Api) -> None:
+async def test_invalid_run_requests_are_rejected(api: Api, ledger: PlayedLedger) -> None:
     result = types_pb2.ToolResult(call_id="call_1", content_json=b"1")
     elsewhere = types_pb2.ToolResult(run_id="run_2", call_id="call_1", content_json=b"1")
     of_store = agent_pb2.PENDING_SCOPE_STORE
@@ -158,6 +160,8 @@ async def test_invalid_run_requests_are_rejected(api: Api) -> None:
             (agent_pb2.WatchRunRequest(run_id="run_1", after_seq=2**64 - 1), "INVALID_FIELD"),
             (agent_pb2.WatchRunRequest(run_id="run_1", after_seq=9), "SEQ_BEYOND_END"),
             (steps_pb2.WatchStepsRequest(run_id="run_1", after_seq=99), "SEQ_BEYOND_END"),
+            (steps_pb2.GetRoundRequest(run_id="run_1"), "INVALID_FIELD", "round"),
+            (steps_pb2.GetRoundRequest(run_id="run_1", round=1), "ROUND_NOT_FOUND"),
             (agent_pb2.ListRunsRequest(states=[0]), "INVALID_FIELD"),  # type: ignore[list-item]
             (agent_pb2.ListRunsRequest(agent=NO_ID), "INVALID_ID"),
             (agent_pb2.ListRunsRequest(labels={"env": "a\nb"}), "INVALID_FIELD"),
@@ -191,6 +195,8 @@ async def test_invalid_run_requests_are_rejected(api: Api) -> None:
         ],
         OPERATOR,
     )
+    ledger.trim()
+    await raises(RoundNotFound, api(steps_pb2.GetRoundRequest(run_id="run_1", round=1)), match="were deleted$")
 
 
 @pytest.mark.parametrize(
@@ -341,6 +347,7 @@ def of_run(run_id: str, call_id: str = "call_1") -> list[Any]:
         agent_pb2.WatchRunRequest(run_id=run_id),
         steps_pb2.ListStepsRequest(run_id=run_id),
         steps_pb2.WatchStepsRequest(run_id=run_id),
+        steps_pb2.GetRoundRequest(run_id=run_id, round=1),
         top_up(run_id=run_id),
         undo_pb2.PreviewUndoRequest(run_id=run_id),
         undo_pb2.UndoRunRequest(run_id=run_id),

@@ -171,7 +171,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         "sources add-http shop --openapi FILE --header key=a=b",
         MADE,
         source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="shop", open_api=DOCUMENT)),
-        ("warning: the source 'shop' belongs to the set 'pack', whose next pawl apply restores it",),
+        ("warning: the source 'shop' belongs to the set 'pack'; the next `pawl apply` of this set restores it",),
     ),
     ("sources approve shop abc", MADE, source_pb2.ApproveSourceRequest(name="shop", definitions_hash="abc"), ()),
     ("sources remove shop", MADE, source_pb2.RemoveSourceRequest(name="shop"), ("Removed",)),
@@ -186,6 +186,16 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         {"ListSteps": steps_pb2.ListStepsResponse(steps=[REASONING])},
         None,
         ("reasoning", "Then I answer."),
+    ),
+    (
+        "steps run_1 --round 2",
+        {
+            "GetRound": steps_pb2.GetRoundResponse(
+                request_json=b'{"model":"m","messages":[]}', matches=True, sent_sha256="ab", model="m"
+            )
+        },
+        steps_pb2.GetRoundRequest(run_id="run_1", round=2),
+        ("This request was sent to m (SHA-256 ab).", '  "model": "m",'),
     ),
     (
         "--store acme usage",

@@ -1,11 +1,12 @@
 /** The page of a run: why it waits, its timeline, messages, calls and events. */
 
-import { type CallJson, emptyView, isEnded, requestId, type RunEventJson, type RunJson, type RunView } from "@pawl/client";
+import { type CallJson, emptyView, type GetRoundResponseJson, isEnded, requestId, type RunEventJson, type RunJson, type RunView } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Fields } from "./approval";
 import { Decided } from "./cards";
+import { fork } from "./conversations";
 import { Icon } from "./design/icons";
 import { Badge, Head, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
@@ -20,7 +21,7 @@ import { Undo, UndoReport } from "./undo";
 import { RunLog } from "./view";
 import { visible } from "./visible";
 
-type Tab = "messages" | "calls" | "events";
+type Tab = "messages" | "calls" | "events" | "request";
 
 /** A run, on its own page or `beside` the chat, which shows its messages. */
 export function RunPage({ runId, beside }: { runId: string; beside?: true }): VNode {
@@ -29,6 +30,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   const [timeline, setTimeline] = useState(NO_BARS);
   const [fault, setFault] = useState("");
   const [tab, setTab] = useState<Tab>(beside ? "calls" : "messages");
+  const [round, setRound] = useState(0);
   useEffect(
     () =>
       pawl.watchRun(
@@ -47,8 +49,9 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   if (fault)
     return <Missing icon="runs" title="This run cannot be shown" fault={fault} to="/runs" name="runs" />;
   const calls = Object.values(view.calls);
-  const asked = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message?.text;
+  const { text: asked, number = "" } = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message ?? {};
   const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events ${events.length}`]];
+  if (round) tabs.push(["request", `Request of round ${round}`]);
   return (
     <section class="page run">
       <Head title={<>Run {runId.slice(-8)} <State run={run} /></>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
@@ -56,6 +59,9 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
           <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>Stop</button>
+        )}
+        {asked && view.ended && !beside && !run.workflow && !run.parentRunId && may("agent.v1.ConversationService/ForkConversation") && (
+          <button class="second" title="Edit the message in a copy of the conversation" onClick={() => void fork(run.conversationId ?? "", Number(number) - 1, asked)}>Run again with changes</button>
         )}
         <button class="second" onClick={() => save(view, events)}><Icon name="download" /> Save as JSON</button>
         {view.ended && !run.undo && <Undo runId={runId} />}
@@ -65,10 +71,11 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={waiting ? { ...run, waiting } : run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
-      <Bars timeline={timeline} onCall={() => setTab("calls")} />
+      <Bars timeline={timeline} onCall={() => setTab("calls")} onRound={(number) => (setRound(number), setTab("request"))} />
       <Tabs name="Parts of the run" all={beside ? tabs : [["messages", "Messages"], ...tabs]} open={tab} onOpen={setTab} />
       {tab === "messages" && <RunLog view={view} />}
       {tab === "calls" && <Calls calls={calls} />}
+      {tab === "request" && <Request key={round} runId={runId} round={round} />}
       {tab === "events" && <Rows name="Events" items={events} size={28} height={448} row={eventRow} />}
     </section>
   );
@@ -108,7 +115,7 @@ const TIMELINE_HEIGHT = 13 * ROW;
 const ZOOM = 2;
 
 /** The timeline, with one row per round, call or wait. */
-function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () => void }): VNode | null {
+function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onCall: () => void; onRound: (round: number) => void }): VNode | null {
   const [zoom, setZoom] = useState(1);
   const [shift, setShift] = useState(0);
   if (!bars.length) return null;
@@ -134,6 +141,8 @@ function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () =
               <button class="plain small" onClick={onCall}>{visible(bar.name)}</button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
+          ) : bar.kind === "round" ? (
+            <button class="plain small" title="Show its request" onClick={() => onRound(Number(bar.id.split(" ")[1]))}>{bar.name}</button>
           ) : visible(bar.name)}
         </span>
         <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />)}</span>
@@ -208,6 +217,23 @@ const LINE = 200;
 function Value({ value }: { value: unknown }): VNode {
   const all = entriesOf(value).filter(([, each]) => each !== "" && each !== null && !(Array.isArray(each) && !each.length));
   return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
+}
+
+/** The exact request of a model call, and its answer. */
+function Request({ runId, round }: { runId: string; round: number }): VNode {
+  const [found, setFound] = useState<GetRoundResponseJson | string>();
+  useEffect(() => void pawl.agent.getRound({ runId, round }).then(setFound, (error: Error) => setFound(error.message)), []);
+  if (!found) return <Skeleton />;
+  if (typeof found === "string") return <p class="fault">{visible(found)}</p>;
+  const { matches, sentSha256, model = "", message } = found;
+  return (
+    <div class="panel">
+      <p>{matches ? "This request was sent to" : sentSha256 ? "This request differs from the one that was sent to" : "This request was made for"} {visible(model)}.</p>
+      {sentSha256 && <p class="quiet cut">SHA-256 {sentSha256}</p>}
+      {found.requestOmittedBytes ? <p class="quiet">It is too large to show.</p> : <Json value={read(found.requestJson)} />}
+      {message && <><h3>Answer</h3><Json value={{ ...message, calls: found.calls?.map(argumentsOf) }} /></>}
+    </div>
+  );
 }
 
 /** The content of an event, in words if possible. */

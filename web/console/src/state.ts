@@ -148,8 +148,8 @@ export async function arrive(): Promise<void> {
   // The scope of the store has no questions, so approvers also watch their own runs.
   const scopes = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE" ? [true, false] : [false];
   const byScope = scopes.map((): [CallJson[], RunJson[]] => [[], []]);
-  void countUnread();
-  const news = { method: "pawl.notify.v1.NotifyService/Subscribe", request: () => ({ onlyNew: true }), message: ({ notification }: SubscribeResponseJson) => notification && void countUnread() };
+  // Counted anew on each connection, in case some were missed.
+  const news = { method: "pawl.notify.v1.NotifyService/Subscribe", request: () => (void countUnread(), { onlyNew: true }), message: ({ notification }: SubscribeResponseJson) => void (notification && unread.value++) };
   leave = scopes.map((store, index) =>
     pawl.watchPending(
       (...found) => {

@@ -23,29 +23,36 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
+from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
+from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/steps.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x85\x02\n\x04Step\x12\x0f\n\x07step_id\x18\x01 \x01(\t\x12%\n\x04type\x18\x02 \x01(\x0e\x32\x17.pawl.agent.v1.StepType\x12)\n\x06status\x18\x03 \x01(\x0e\x32\x19.pawl.agent.v1.StepStatus\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12\x1d\n\x15\x63ontent_omitted_bytes\x18\x06 \x01(\x04\x12\x11\n\ttool_name\x18\x07 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x08 \x01(\t\x12(\n\x04time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\n \x01(\t\"I\n\x10ListStepsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListStepsResponse\x12\"\n\x05steps\x18\x01 \x03(\x0b\x32\x13.pawl.agent.v1.Step\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x11WatchStepsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"M\n\x12WatchStepsResponse\x12*\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x19.pawl.agent.v1.StepChange\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"@\n\nStepChange\x12!\n\x04step\x18\x01 \x01(\x0b\x32\x13.pawl.agent.v1.Step\x12\x0f\n\x07\x61ppends\x18\x02 \x01(\x08*\xb3\x01\n\x08StepType\x12\x19\n\x15STEP_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13STEP_TYPE_REASONING\x10\x01\x12\x16\n\x12STEP_TYPE_PLANNING\x10\x02\x12\x17\n\x13STEP_TYPE_TOOL_CALL\x10\x03\x12\x14\n\x10STEP_TYPE_RESULT\x10\x04\x12\x16\n\x12STEP_TYPE_QUESTION\x10\x05\x12\x14\n\x10STEP_TYPE_ANSWER\x10\x06*\xb7\x01\n\nStepStatus\x12\x1b\n\x17STEP_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12STEP_STATUS_ACTIVE\x10\x01\x12\x17\n\x13STEP_STATUS_WAITING\x10\x02\x12\x14\n\x10STEP_STATUS_DONE\x10\x03\x12\x16\n\x12STEP_STATUS_FAILED\x10\x04\x12\x17\n\x13STEP_STATUS_STOPPED\x10\x05\x12\x14\n\x10STEP_STATUS_VOID\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/steps.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"\x85\x02\n\x04Step\x12\x0f\n\x07step_id\x18\x01 \x01(\t\x12%\n\x04type\x18\x02 \x01(\x0e\x32\x17.pawl.agent.v1.StepType\x12)\n\x06status\x18\x03 \x01(\x0e\x32\x19.pawl.agent.v1.StepStatus\x12\r\n\x05round\x18\x04 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x05 \x01(\t\x12\x1d\n\x15\x63ontent_omitted_bytes\x18\x06 \x01(\x04\x12\x11\n\ttool_name\x18\x07 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x08 \x01(\t\x12(\n\x04time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05model\x18\n \x01(\t\"I\n\x10ListStepsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListStepsResponse\x12\"\n\x05steps\x18\x01 \x03(\x0b\x32\x13.pawl.agent.v1.Step\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x11WatchStepsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"M\n\x12WatchStepsResponse\x12*\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x19.pawl.agent.v1.StepChange\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"@\n\nStepChange\x12!\n\x04step\x18\x01 \x01(\x0b\x32\x13.pawl.agent.v1.Step\x12\x0f\n\x07\x61ppends\x18\x02 \x01(\x08\"0\n\x0fGetRoundRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\"\xe3\x02\n\x10GetRoundResponse\x12\x14\n\x0crequest_json\x18\x01 \x01(\x0c\x12\x1d\n\x15request_omitted_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bsent_sha256\x18\x03 \x01(\t\x12\x0f\n\x07matches\x18\x04 \x01(\x08\x12\r\n\x05model\x18\x05 \x01(\t\x12\'\n\x07message\x18\x06 \x01(\x0b\x32\x16.pawl.event.v1.Message\x12\"\n\x05\x63\x61lls\x18\x07 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12#\n\x05usage\x18\x08 \x01(\x0b\x32\x14.pawl.event.v1.Usage\x12\x15\n\rfinish_reason\x18\t \x01(\t\x12.\n\nstart_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp*\xb3\x01\n\x08StepType\x12\x19\n\x15STEP_TYPE_UNSPECIFIED\x10\x00\x12\x17\n\x13STEP_TYPE_REASONING\x10\x01\x12\x16\n\x12STEP_TYPE_PLANNING\x10\x02\x12\x17\n\x13STEP_TYPE_TOOL_CALL\x10\x03\x12\x14\n\x10STEP_TYPE_RESULT\x10\x04\x12\x16\n\x12STEP_TYPE_QUESTION\x10\x05\x12\x14\n\x10STEP_TYPE_ANSWER\x10\x06*\xb7\x01\n\nStepStatus\x12\x1b\n\x17STEP_STATUS_UNSPECIFIED\x10\x00\x12\x16\n\x12STEP_STATUS_ACTIVE\x10\x01\x12\x17\n\x13STEP_STATUS_WAITING\x10\x02\x12\x14\n\x10STEP_STATUS_DONE\x10\x03\x12\x16\n\x12STEP_STATUS_FAILED\x10\x04\x12\x17\n\x13STEP_STATUS_STOPPED\x10\x05\x12\x14\n\x10STEP_STATUS_VOID\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.steps_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STEPTYPE']._serialized_start=700
-  _globals['_STEPTYPE']._serialized_end=879
-  _globals['_STEPSTATUS']._serialized_start=882
-  _globals['_STEPSTATUS']._serialized_end=1065
-  _globals['_STEP']._serialized_start=78
-  _globals['_STEP']._serialized_end=339
-  _globals['_LISTSTEPSREQUEST']._serialized_start=341
-  _globals['_LISTSTEPSREQUEST']._serialized_end=414
-  _globals['_LISTSTEPSRESPONSE']._serialized_start=416
-  _globals['_LISTSTEPSRESPONSE']._serialized_end=496
-  _globals['_WATCHSTEPSREQUEST']._serialized_start=498
-  _globals['_WATCHSTEPSREQUEST']._serialized_end=552
-  _globals['_WATCHSTEPSRESPONSE']._serialized_start=554
-  _globals['_WATCHSTEPSRESPONSE']._serialized_end=631
-  _globals['_STEPCHANGE']._serialized_start=633
-  _globals['_STEPCHANGE']._serialized_end=697
+  _globals['_STEPTYPE']._serialized_start=1188
+  _globals['_STEPTYPE']._serialized_end=1367
+  _globals['_STEPSTATUS']._serialized_start=1370
+  _globals['_STEPSTATUS']._serialized_end=1553
+  _globals['_STEP']._serialized_start=158
+  _globals['_STEP']._serialized_end=419
+  _globals['_LISTSTEPSREQUEST']._serialized_start=421
+  _globals['_LISTSTEPSREQUEST']._serialized_end=494
+  _globals['_LISTSTEPSRESPONSE']._serialized_start=496
+  _globals['_LISTSTEPSRESPONSE']._serialized_end=576
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=578
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=632
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=634
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=711
+  _globals['_STEPCHANGE']._serialized_start=713
+  _globals['_STEPCHANGE']._serialized_end=777
+  _globals['_GETROUNDREQUEST']._serialized_start=779
+  _globals['_GETROUNDREQUEST']._serialized_end=827
+  _globals['_GETROUNDRESPONSE']._serialized_start=830
+  _globals['_GETROUNDRESPONSE']._serialized_end=1185
 # @@protoc_insertion_point(module_scope)

@@ -214,6 +214,7 @@ class Client:
     text = _iterating(AsyncClient.text)
     runs = _iterating(AsyncClient.runs)
     calls = _iterating(AsyncClient.calls)
+    round = _plain(AsyncClient.round)
     messages = _iterating(AsyncClient.messages)
     share = _plain(AsyncClient.share)
     erase = _plain(AsyncClient.erase)

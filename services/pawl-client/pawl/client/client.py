@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from pawl.agent.v1 import agent_pb2, types_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2, steps_pb2, types_pb2, whoami_pb2
 from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
 from pawl.client.forms import natural, parts_of, read_file
@@ -221,6 +221,11 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
         async for page in self.pages(self.agents.ListCalls, agent_pb2.ListCallsRequest(run_id=run_id)):
             for call in page.calls:
                 yield call
+
+    async def round(self, run_id: str, number: int) -> steps_pb2.GetRoundResponse:
+        """Return the exact request and answer of one of a run's model calls. Rounds start at 1."""
+        request = steps_pb2.GetRoundRequest(run_id=run_id, round=natural(number, "number"))
+        return await self.again(self.agents.GetRound, request)
 
     async def messages(self, conversation_id: str) -> AsyncGenerator[message_pb2.Message, None]:
         """Yield a conversation's messages in order."""
@@ -447,10 +452,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return one of your documents or, with `shared`, one of the store's documents.
-
-        The result includes the text.
-        """
+        """Return one of your documents or, with `shared`, one of the store's documents, with its text."""
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 

@@ -17,6 +17,7 @@ from pawl.agent_loop.api.inbox import Inbox
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.api.pending import Pending
 from pawl.agent_loop.api.replies import decided, receipt, run_after
+from pawl.agent_loop.api.rounds import Rounds
 from pawl.agent_loop.api.session import Sessions
 from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
@@ -54,6 +55,7 @@ class AgentServicer:
         sessions: Sessions,
         undoing: Undoing,
         steps: RunSteps,
+        rounds: Rounds,
         introductions: Introductions,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
@@ -65,6 +67,7 @@ class AgentServicer:
         self._sessions = sessions
         self._undoing = undoing
         self._steps = steps
+        self._rounds = rounds
         self._introductions = introductions
         self._heartbeat_seconds = heartbeat_seconds
 
@@ -201,6 +204,9 @@ class AgentServicer:
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
         return await self._steps.list(require_user(), request)
+
+    async def GetRound(self, request: steps_pb2.GetRoundRequest, context: Context) -> steps_pb2.GetRoundResponse:
+        return await self._rounds.get(require_user(), request)
 
     async def WatchSteps(self, request: steps_pb2.WatchStepsRequest, context: Context) -> None:
         run_id = convert.run_id(request)

@@ -1,9 +1,7 @@
-"""The workers' client for the ledger service."""
-
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -21,9 +19,10 @@ from pawl.agent_loop.loop.rules.run import Notice
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.step import Step, with_shared_budget
 from pawl.chassis.identity.auth import Principal, for_user
-from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc.client import translated, translating
 from pawl.chassis.rpc.translate import Exceptions, seconds
+from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
@@ -99,14 +98,11 @@ class WorkerLedgerClient:
         """Load the full state of a claimed run.
 
         Raises:
-            LeaseLost, RunNotFound: the run does not belong to this worker.
+            LeaseLost, RunNotFound: The run does not belong to this worker.
         """
         known = self._histories.of(claim.key)
         request = pb.LoadRunRequest(**_fence(claim), known=known.prefix if known else None)
-        response = pb.LoadRunResponse()
-        with translating():
-            async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
-                response.MergeFrom(part)
+        response = await _load(self._stub, request)
         return _loaded(response, self._histories.taken(response, known))
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
@@ -126,7 +122,7 @@ class WorkerLedgerClient:
         """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined the run.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
+            LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
         """
         request = pb.ReportCrashRequest(**_fence(claim))
         response = await translated(self._stub.ReportCrash(request))
@@ -136,8 +132,8 @@ class WorkerLedgerClient:
         """Write one step. Idempotent by commit id.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
-            InboxChanged, IllegalTransition: nothing was written. Reload and plan again.
+            LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
+            InboxChanged, IllegalTransition: Nothing was written. Reload and plan again.
         """
         request = pb.CommitRunRequest(**_fence(claim), commit_id=commit_id, **_STEP.fields(step))
         return await translated(self._stub.CommitRun(request))
@@ -159,6 +155,27 @@ class WorkerLedgerClient:
         request = pb.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
+
+
+async def load_at(channel: grpc.aio.Channel, run: RunKey, last_number: int) -> tuple[Loaded, Sequence[call_pb2.Call]]:
+    """Return a run of any user, with its history as it was after message `last_number` of the conversation.
+
+    Also return the calls of the run and of the history.
+
+    Raises:
+        RunNotFound
+    """
+    request = pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, last_number=last_number)
+    response = await _load(ledger_pb2_grpc.LedgerServiceStub(channel), request)
+    return _loaded(response, history_of(response)), response.calls
+
+
+async def _load(stub: ledger_pb2_grpc.LedgerServiceAsyncStub, request: pb.LoadRunRequest) -> pb.LoadRunResponse:
+    response = pb.LoadRunResponse()
+    with translating():
+        async for part in stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
+            response.MergeFrom(part)
+    return response
 
 
 async def calls_of_run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -66,7 +66,7 @@ class RunTools:
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, including the one that the model must call, if it is registered."""
+        """Return the run's registered tools. They include the tool that the model must call, if it is registered."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:
@@ -81,13 +81,21 @@ class RunTools:
 
     async def pinned(self, state: State) -> tuple[Tool, ...]:
         if self._tools is None:
-            pinned = [tool for tool in state.run.tools if not tool.definition_sha256]
-            found = (
-                await self._tool_calls.resolve([tool.name for tool in pinned], pinned) if pinned else Resolved(tools=())
-            )
-            own = (tool for tool in self._own_tools if state.run.definition_sha256(tool.name))
-            self._tools = (*own, *found.tools)
+            self._tools = await pinned_tools(state.run, self._own_tools, self._tool_calls.resolve)
         return self._tools
+
+
+async def pinned_tools(
+    run: Run, own_tools: Sequence[Tool], resolve: Callable[[Sequence[str], Sequence[PinnedTool]], Awaitable[Resolved]]
+) -> tuple[Tool, ...]:
+    """Return the tools that the run has pinned.
+
+    Raises:
+        ToolNotFound: A tool does not exist for this user.
+    """
+    pinned = [tool for tool in run.tools if not tool.definition_sha256]
+    found = await resolve([tool.name for tool in pinned], pinned) if pinned else Resolved(tools=())
+    return (*(tool for tool in own_tools if run.definition_sha256(tool.name)), *found.tools)
 
 
 def _no_tool(name: str) -> RunRefused:

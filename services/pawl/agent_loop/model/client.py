@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
@@ -14,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from pawl.agent_loop.model import failure
 from pawl.agent_loop.model.answer import Answer
-from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece
+from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece, Sent
 
 PATH: Final = "/chat/completions"
 HEADERS: Final = {
@@ -39,6 +40,34 @@ _BROKEN: Final = (httpx2.HTTPError, aiohttp.ClientError, HttpProcessingError)
 OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 
 
+def body_of(
+    request: ModelRequest,
+    output_tokens_field: OutputTokensField = "max_completion_tokens",
+    *,
+    format_with_tools: bool = True,
+) -> bytes:
+    """Return the body of the HTTP request. The same arguments always result in the same bytes."""
+    body: dict[str, Any] = {
+        "model": request.model,
+        "messages": request.messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.tools:
+        body["tools"] = request.tools
+    if request.tool_choice is not None:
+        body["tool_choice"] = request.tool_choice
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.output_tokens_max is not None:
+        body[output_tokens_field] = request.output_tokens_max
+    if request.response_format is not None and (format_with_tools or not request.tools):
+        body["response_format"] = request.response_format
+    if request.reasoning_effort is not None:
+        body["reasoning_effort"] = request.reasoning_effort
+    return msgspec.json.encode(body)
+
+
 class OpenAiModel:
     """A client for one model server, with its own connection pool. An async context manager.
 
@@ -52,13 +81,11 @@ class OpenAiModel:
         *,
         base_url: str,
         api_key: str,
-        output_tokens_field: OutputTokensField = "max_completion_tokens",
-        format_with_tools: bool = True,
+        body: Callable[[ModelRequest], bytes] = body_of,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._api_key = api_key
-        self._output_tokens_field = output_tokens_field
-        self._format_with_tools = format_with_tools
+        self._body = body
         self._now = now
         url = httpx2.URL(base_url)
         auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
@@ -87,7 +114,9 @@ class OpenAiModel:
         deadline = asyncio.get_running_loop().time() + request.deadline_seconds
         answer, response = Answer(), None
         try:
-            response = await self._open(request)
+            sent = self._body(request)
+            response = await self._open(sent, request)
+            yield Sent(request_sha256=hashlib.sha256(sent).hexdigest(), output_tokens_max=request.output_tokens_max)
             body = response.aiter_bytes()
             while not answer.done and (data := await _read(body, answer, request, deadline)) is not None:
                 for piece in answer.feed(data):
@@ -106,9 +135,8 @@ class OpenAiModel:
     def _without_key(self, text: str) -> str:
         return text.replace(self._api_key, "***") if self._api_key else text
 
-    async def _open(self, request: ModelRequest) -> httpx2.Response:
+    async def _open(self, body: bytes, request: ModelRequest) -> httpx2.Response:
         """Send the request. Return the response once its headers have arrived."""
-        body = msgspec.json.encode(self._body(request))
         try:
             async with asyncio.timeout(min(request.headers_timeout_seconds, request.deadline_seconds)):
                 return await self._post(body)
@@ -131,27 +159,6 @@ class OpenAiModel:
             stream_cls=openai.AsyncStream[Any],
         )
         return cast("httpx2.Response", response)
-
-    def _body(self, request: ModelRequest) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": request.model,
-            "messages": request.messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if request.tools:
-            body["tools"] = request.tools
-        if request.tool_choice is not None:
-            body["tool_choice"] = request.tool_choice
-        if request.temperature is not None:
-            body["temperature"] = request.temperature
-        if request.output_tokens_max is not None:
-            body[self._output_tokens_field] = request.output_tokens_max
-        if request.response_format is not None and (self._format_with_tools or not request.tools):
-            body["response_format"] = request.response_format
-        if request.reasoning_effort is not None:
-            body["reasoning_effort"] = request.reasoning_effort
-        return body
 
     async def _check(self, response: httpx2.Response) -> None:
         """Raise a ModelError for a response that is neither a success nor a redirect.

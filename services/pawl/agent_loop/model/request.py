@@ -40,7 +40,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     def shows_outage(self, problem: Problem) -> bool | None:
         """Return whether the failed call shows that the server cannot answer any request.
 
-        None means that this is unknown. Clients choose timeouts, so a short timeout proves nothing.
+        Return None if this is unknown. Clients choose timeouts, so a short timeout proves nothing.
         """
         if problem.reason == ROUND_TIMEOUT:
             return None
@@ -88,13 +88,20 @@ class UsageReport(Usage, frozen=True, kw_only=True):
     prompt_bytes: int = 0
 
 
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """The model server has accepted the request. `request_sha256` is the SHA-256 of the request's body, in hex."""
+
+    request_sha256: str = ""
+    output_tokens_max: int | None = None
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the answer, as the model server reported it. `reason` is informational."""
 
     reason: str
 
 
-Piece: TypeAlias = TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
+Piece: TypeAlias = Sent | TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
 
 ROUND_TIMEOUT: Final = "ROUND_TIMEOUT"
 NETWORK: Final = "NETWORK"
@@ -159,5 +166,5 @@ class ModelPort(Protocol):
         the consumer awaits a piece. Text may contain NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:
-            ModelError: the call failed. Discard its pieces if the call is retried.
+            ModelError: The call failed. Discard its pieces if the call is retried.
         """

@@ -311,10 +311,12 @@ class Reads(Protocol):
             RunNotFound: No such run.
         """
 
-    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
-        """Return everything that a run's owner needs, read from one snapshot.
+    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None, last_number: int = 0) -> Loaded:
+        """Return everything that a run's owner needs, from one snapshot.
 
-        `known` is the part of the history that the owner has cached. If it is still valid, the result omits it.
+        `known` is the prefix of the history that the owner already has. If the prefix is still valid, the result does
+        not include it. If `last_number` is set, the caller need not be the owner, and gets the history as it was when
+        this was the conversation's last message.
 
         Raises:
             RunNotFound: No such run.

@@ -11,16 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pawl.agent_loop.model.client import OpenAiModel
-from pawl.agent_loop.model.request import Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
+from pawl.agent_loop.model.request import Finished, ModelError, ModelRequest, Piece, Problem, Sent, TextPiece
 from tests.rpc.refusals import raises
 
 
 @dataclass(slots=True)
 class Exchange:
     head: str
-    body: Any
+    data: bytes
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.data)
 
     async def send(self, *parts: str | bytes) -> None:
         for part in parts:
@@ -110,7 +114,7 @@ async def model_http(script: Script, *, tls: ssl.SSLContext | None = None) -> As
                 length = next(
                     int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")
                 )
-                exchange = Exchange(head, json.loads(await reader.readexactly(length)), reader, writer)
+                exchange = Exchange(head, await reader.readexactly(length), reader, writer)
                 server.exchanges.append(exchange)
                 await script(exchange)
                 if writer.is_closing():
@@ -143,7 +147,7 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
 async def collect(model: OpenAiModel, **fields: Any) -> list[Piece]:
     request = ModelRequest(**{"model": "m", "messages": ({"role": "user", "content": "Hello"},), **fields})
     async with aclosing(model.stream(request)) as pieces:
-        return [piece async for piece in pieces]
+        return [piece async for piece in pieces if not isinstance(piece, Sent)]
 
 
 async def problem(model: OpenAiModel, **fields: Any) -> Problem:

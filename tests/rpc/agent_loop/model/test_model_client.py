@@ -8,6 +8,7 @@ import json
 import ssl
 from contextlib import aclosing
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import trustme
 from pawl.agent_loop.loop.rules import retry
 from pawl.agent_loop.loop.rules.run import FailureClass
 from pawl.agent_loop.model import client
-from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.client import OpenAiModel, body_of
 from pawl.agent_loop.model.request import ModelRequest
 from tests.poll import until
 from tests.rpc.agent_loop.model.model_http import (
@@ -68,7 +69,8 @@ async def test_request_contains_only_the_given_options() -> None:
 
 async def test_response_format_is_omitted_with_tools_if_unsupported() -> None:
     tools = ({"type": "function", "function": {"name": "f"}},)
-    async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="", format_with_tools=False) as m:
+    body = partial(body_of, format_with_tools=False)
+    async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="", body=body) as m:
         for offered in (tools, ()):
             await collect(m, tools=offered, response_format={"type": "json_object"})
     assert ["response_format" in exchange.body for exchange in server.exchanges] == [False, True]

@@ -20,6 +20,7 @@ from pawl.agent_loop.model.request import (
     ProviderState,
     ReasoningPiece,
     RefusalPiece,
+    Sent,
     TextPiece,
     UsageReport,
 )
@@ -77,6 +78,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     # True if the unknown fields were too large and therefore dropped.
     fields_left_out: bool = False
+    sent: Sent = msgspec.field(default_factory=Sent)
 
     @property
     def cut_off(self) -> bool:
@@ -119,6 +121,7 @@ class Assembly:
         self._fields_bytes = 0
         self._usage = UsageReport()
         self._finish_reason = ""
+        self._sent = Sent()
 
     def add(self, piece: Piece) -> Piece:
         """Add `piece`. Return it in the form for watchers.
@@ -140,6 +143,8 @@ class Assembly:
                 self._usage = piece
             case Finished():
                 self._finish_reason = piece.reason
+            case Sent():
+                self._sent = piece
             case _:
                 assert_never(piece)
         return piece
@@ -171,6 +176,7 @@ class Assembly:
             usage=self._usage,
             finish_reason=self._finish_reason,
             fields_left_out=left_out,
+            sent=self._sent,
         )
 
     def _add_fields(self, to: fields.Fields, fields_json: bytes) -> None:

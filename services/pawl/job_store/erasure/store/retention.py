@@ -36,8 +36,8 @@ WITH gone AS (
     )) RETURNING *
 ), merged AS (
     INSERT INTO job_store.usage_hours AS u (slot, {usage.NAMES})
-    SELECT 0, {usage.KEY}, {usage.TOTALS} FROM (SELECT {_MERGED} FROM gone) AS old
-    GROUP BY {usage.KEY} ORDER BY {usage.ORDER} {usage.ON_CONFLICT}
+    SELECT 0, {usage.KEY}, {usage.totals(usage.FIGURES)} FROM (SELECT {_MERGED} FROM gone) AS old
+    GROUP BY {usage.KEY} ORDER BY {usage.ORDER} {usage.on_conflict(usage.FIGURES)}
 )
 SELECT count(*) FROM gone
 """

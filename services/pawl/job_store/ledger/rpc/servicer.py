@@ -99,8 +99,10 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return response
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
-        known = messages.PREFIX.read(request.known) if request.HasField("known") else None
-        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch, known)
+        has_known = request.HasField("known") and not request.last_number
+        known = messages.PREFIX.read(request.known) if has_known else None
+        key, last_number = operations.run_key(request), request.last_number
+        loaded = await self._ledger.reads.load(key, request.epoch, known, last_number)
         for part in parts.of_run(loaded):
             yield part
 

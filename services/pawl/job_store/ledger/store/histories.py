@@ -20,8 +20,8 @@ _MESSAGES_FROM_SUMMARY: Final = segments.visible(
     """FROM job_store.messages AS m
     WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > $4 AND number > (
         SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
-        WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3
-    )""",
+        WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3 AND number <= $5
+    ) AND number <= $5""",
     "$3",
 )
 # The newest calls get their results first, up to this size. Some runs are loaded with only their open calls
@@ -52,13 +52,14 @@ class HistoryFields(TypedDict):
 
 
 async def load(
-    connection: Connection, run: RunRow, view: segments.AuthorView, known: HistoryPrefix | None
+    connection: Connection, run: RunRow, view: segments.AuthorView, known: HistoryPrefix | None, last_number: int = 0
 ) -> HistoryFields:
+    """Read the history up to the message `last_number`; 0 means all."""
     if known:
         found = await segments.counts(connection, view, last_number=known.last_number)
         # A job is loaded with its last calls only.
         known = known if prefix.is_valid(known, found) and not run.reports_to else None
-    messages = await from_summary(connection, view, after=known.last_number if known else 0)
+    messages = await from_summary(connection, view, after=known.last_number if known else 0, last_number=last_number)
     run_ids = {message.run_id for message in messages if message.user_id == view.author}
     others = list(run_ids - {run.run_id})
     records = await connection.fetch(_FAILURES, run.store_id, others) if others else []
@@ -75,9 +76,12 @@ async def load(
     return HistoryFields(known=known, messages=messages, calls=calls, omitted_bytes=omitted_bytes, failures=failures)
 
 
-async def from_summary(connection: Connection, view: segments.AuthorView, *, after: int) -> list[MessageRow]:
+async def from_summary(
+    connection: Connection, view: segments.AuthorView, *, after: int, last_number: int = 0
+) -> list[MessageRow]:
+    last_number = last_number or segments.NUMBER_MAX
     if view.past_number:
-        return await segments.from_summary(connection, view, after=after)
-    arguments = (view.store_id, view.conversation_id, view.author, after)
+        return await segments.from_summary(connection, view, after=after, last_number=last_number)
+    arguments = (view.store_id, view.conversation_id, view.author, after, last_number)
     records = await connection.fetch(_MESSAGES_FROM_SUMMARY, *arguments)
     return [tables.MESSAGES.read(record) for record in records]

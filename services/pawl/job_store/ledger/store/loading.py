@@ -136,6 +136,8 @@ JOIN (
 ) AS k USING (store_id, run_id, command_id)
 """
 
+_TIME: Final = "SELECT clock_timestamp()"
+
 # Counts the runs waiting to start, up to a limit, and the runs that have a slot. A job waiting for its first iteration
 # counts once it is due (`RunRow.needs_slot`).
 _QUEUED: Final = """
@@ -367,6 +369,9 @@ async def _load_calls_and_commands(
     calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
     readers = [*_distinct(named, lambda keys: keys.commands_of), *entered]
     commands = _distinct(named, lambda keys: keys.commands)
+    if not (runs or calls or readers or commands):
+        unit.now = await connection.fetchval(_TIME)
+        return
     records = await connection.fetch(
         _CALLS_AND_COMMANDS,
         *_columns(RunKey, runs),

@@ -15,6 +15,8 @@ from pawl.server.db.database import Connection
 # The statements are built only from constants in this package.
 # ruff: noqa: S608
 
+NUMBER_MAX: Final = 2**63 - 1
+
 # Maximum size of other users' messages that are read for a run, including images and documents it does not see.
 OTHERS_BYTES_MAX: Final = 16 * 1024 * 1024
 
@@ -28,7 +30,7 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
     return f"""
     SELECT source_conversation_id AS part_id, first_number, last_number FROM job_store.conversation_segments
     WHERE store_id = {store_id} AND conversation_id = {conversation_id}
-    UNION ALL SELECT {conversation_id}, {past_number} + 1, 9223372036854775807
+    UNION ALL SELECT {conversation_id}, {past_number} + 1, {NUMBER_MAX}
     """
 
 
@@ -63,7 +65,7 @@ _MESSAGES: Final = run_lists.statement(
 # An author's newest summary within the parts. Summaries written after the fork point do not count.
 _SUMMARY: Final = f"""
 SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p CROSS JOIN LATERAL (
-    SELECT summarised_to, user_id FROM job_store.messages AS m
+    SELECT summarised_to, user_id, number FROM job_store.messages AS m
     WHERE {_IS_IN.format("$1", "p.first_number")} AND m.summarised_to > 0 OFFSET 0
 ) AS m
 WHERE m.user_id = """
@@ -71,9 +73,10 @@ _FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s CROSS 
     SELECT * FROM job_store.messages AS m
     WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1, $5 + 1)")} OFFSET 0
 ) AS m
-WHERE m.summarised_to = 0 OR m.user_id = $4"""
+WHERE (m.summarised_to = 0 OR m.user_id = $4) AND m.number <= $6"""
 _FROM_SUMMARY: Final = f"""
-WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
+WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}),
+    summary AS MATERIALIZED ({_SUMMARY}$4 AND m.number <= $6)
 {visible(_FROM_SUMMARY_SOURCE, "$4")}
 """
 _COUNTS: Final = f"""
@@ -127,8 +130,8 @@ async def messages(
     return await run_lists.fetch(connection, _MESSAGES, arguments, tables.MESSAGES.read, rows_max=rows_max)
 
 
-async def from_summary(connection: Connection, view: AuthorView, *, after: int) -> list[MessageRow]:
-    records = await connection.fetch(_FROM_SUMMARY, *view, after)
+async def from_summary(connection: Connection, view: AuthorView, *, after: int, last_number: int) -> list[MessageRow]:
+    records = await connection.fetch(_FROM_SUMMARY, *view, after, last_number)
     return [tables.MESSAGES.read(record) for record in records]
 
 
