@@ -55,7 +55,8 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
     refused = ApplyError("There is no tool 'late'.", may_pass=True)
     taken = Conflict("another process is applying the set 'shop'")
     warned = ["clerk: version 1", "  warning: late_* matches no available tool"]
-    with_apply(monkeypatch, refused, taken, warned, ["clerk: version 2"])
+    both = ["clerk: version 2", "  +options:", "boss: version 1", "  +options:"]
+    with_apply(monkeypatch, refused, refused, taken, warned, both)
     await commands.apply_at_start(options)
     lines = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("PAWL_APPLY: ").split("'")[0] for line in lines] == [
@@ -63,7 +64,7 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
         "Another process is applying the set ",
         "clerk: version 1",
         "  warning: late_* matches no available tool",
-        "clerk: version 2",
+        *both,
     ]
 
 

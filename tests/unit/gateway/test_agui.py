@@ -215,8 +215,10 @@ async def test_cancel_stops_only_a_job_of_its_thread(conversation_id: str) -> No
 
 async def test_activities_include_open_jobs_and_jobs_that_the_page_still_shows() -> None:
     services = MagicMock()
+    definition = run_pb2.Job(arguments_json=b'{"shelves": 60}')
+    opened = jobs_pb2.BackgroundJob(job_id="run_2", conversation_id="conv_1", definition=definition)
     found: list[Any] = [
-        jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.BackgroundJob(job_id="run_2", conversation_id="conv_1")]),
+        jobs_pb2.ListJobsResponse(jobs=[opened]),
         jobs_pb2.GetJobResponse(
             job=jobs_pb2.BackgroundJob(
                 job_id="run_1", conversation_id="conv_1", state=run_pb2.RUN_STATE_CANCELLED, last_result="secret"
@@ -235,6 +237,7 @@ async def test_activities_include_open_jobs_and_jobs_that_the_page_still_shows()
         ("ACTIVITY_SNAPSHOT", "run_2"),
         ("ACTIVITY_SNAPSHOT", "run_1"),
     ]
+    assert events[0]["content"]["definition"] == {"argumentsJson": '{"shelves": 60}'}, "as text, not base64"
     content = events[1]["content"]
     assert (content["state"], "lastResult" in content) == ("RUN_STATE_CANCELLED", False)
 

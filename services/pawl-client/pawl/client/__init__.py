@@ -15,6 +15,7 @@ from pawl.client.blocking import Client, SyncSession, SyncWorkflowRun
 from pawl.client.client import AsyncClient
 from pawl.client.decisions import answer, approve, edit, reject, result
 from pawl.client.forms import file, form, image, output
+from pawl.client.history import Sent
 from pawl.client.jobs import JobHandle
 from pawl.client.session import AsyncSession
 from pawl.client.target import NoAnswer
@@ -30,6 +31,7 @@ __all__ = [
     "NoAnswer",
     "PawlError",
     "Piece",
+    "Sent",
     "StartError",
     "SyncSession",
     "SyncWorkflowRun",

@@ -12,7 +12,7 @@ from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
 from pawl.client.forms import natural, parts_of, read_file
 from pawl.client.goals import GoalVerbs
-from pawl.client.history import chat_messages, history
+from pawl.client.history import Sent, chat_messages, history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
 from pawl.client.streams import responses
@@ -104,7 +104,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
         options: run_pb2.RunOptions | None = None,
         policy: types_pb2.MessagePolicy.ValueType = types_pb2.MESSAGE_POLICY_UNSPECIFIED,
         request_id: str = "",
-    ) -> agent_pb2.SendMessageResponse:
+    ) -> Sent:
         """Send a message to a conversation. `policy` determines what happens if a run is active."""
         request = agent_pb2.SendMessageRequest(
             conversation_id=conversation_id,
@@ -116,7 +116,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
             policy=policy,
             request_id=request_id,
         )
-        return await self.once(self.agents.SendMessage, request)
+        return Sent(await self.once(self.agents.SendMessage, request))
 
     async def cancel(self, run_id: str, reason: str = "", *, jobs: bool = False, request_id: str = "") -> run_pb2.Run:
         """Cancel a run and return it. With `jobs`, also cancel its jobs. A run that has ended does not change."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from pawl.agent.v1 import conversation_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2
 from pawl.errors import InvalidHistory
+from pawl.event.v1 import run_pb2
 
 _ROLES: Final = {
     "user": conversation_pb2.HISTORY_ROLE_USER,
@@ -18,6 +20,25 @@ _ROLES: Final = {
     "developer": conversation_pb2.HISTORY_ROLE_SYSTEM,
 }
 _FAULTS_SHOWN_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that was sent: its run, and whether it entered a run that was already active."""
+
+    response: agent_pb2.SendMessageResponse
+
+    @property
+    def run(self) -> run_pb2.Run:
+        return self.response.run
+
+    @property
+    def run_id(self) -> str:
+        return self.response.run.run_id
+
+    @property
+    def steered(self) -> bool:
+        return self.response.steered
 
 
 class _ChatText(msgspec.Struct, tag_field="type", tag="text"):

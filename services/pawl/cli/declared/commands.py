@@ -95,11 +95,18 @@ async def apply_at_start(
     `report` is called after each attempt with the problem, which is empty if there is none.
     """
     if options.apply is not None:
-        printed = set[str]()
-        async for line in _until_applied(options, options.apply, report):
-            if not line.endswith(": unchanged") and line not in printed:
+        earlier, latest = set[str](), set[str]()
+
+        def end_attempt(problem: str) -> None:
+            earlier.update(latest)
+            latest.clear()
+            report(problem)
+
+        async for line in _until_applied(options, options.apply, end_attempt):
+            # Only lines of earlier attempts are omitted: two new resources may have equal lines.
+            if not line.endswith(": unchanged") and line not in earlier:
                 print(f"{prefix}{wording.clean(line)}", flush=True)
-            printed.add(line)
+            latest.add(line)
 
 
 async def _until_applied(

@@ -348,6 +348,8 @@ def with_calls(
 def job_activity(job: Json) -> Json:
     """Return the event that shows a background job as an activity. Its message id is the job's id."""
     content = {name: value for name, value in job.items() if name not in {"lastResult", "pendingCalls"}}
+    if "argumentsJson" in content.get("definition", {}):
+        content["definition"] = content["definition"] | {"argumentsJson": arguments(content["definition"])}
     return {
         "type": "ACTIVITY_SNAPSHOT",
         "messageId": job["jobId"],
