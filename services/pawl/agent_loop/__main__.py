@@ -1,4 +1,4 @@
-"""Starts the agent-loop service: `python -m pawl.agent_loop`."""
+"""Starts the agent-loop service with `python -m pawl.agent_loop`."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ async def _models(service: Service, settings: AgentLoopSettings, shared: SharedM
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
-    """Serve until shutdown. Then hand over the runs while clients finish their requests."""
+    """Serve until shutdown. Then hand over the runs while open requests finish."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()

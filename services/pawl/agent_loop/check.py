@@ -211,7 +211,7 @@ def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
 
 
 async def first_model(base_url: str, api_key: str) -> str:
-    """Return the first model that a server lists, or an empty string if it lists none or the request fails."""
+    """Return the first model that a server lists. Return an empty string if it lists none or the request fails."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=30.0) as client:
         try:
             page = await client.models.list()

@@ -231,7 +231,9 @@ async def fork(
     key: Key = "",
     at: Annotated[
         int,
-        typer.Option(help="Number of the last message to copy; 0 is the last one where a fork is possible.", min=0),
+        typer.Option(
+            help="Number of the last message to copy; 0 means the last one at which a fork is possible.", min=0
+        ),
     ] = 0,
     agent: Agent = "",
     detach: Annotated[bool, typer.Option("--detach", help="With text: print the run id and exit.")] = False,

@@ -191,7 +191,7 @@ class Story:
             self.evidence.connections_after_kill.append(address)
 
     async def _kill_owner(self, attempt: int) -> None:
-        """Kill the replica that drives the run and to which the client is connected, and leave it stopped."""
+        """Kill the replica that drives the run and serves this client, and leave it stopped."""
         self.evidence.attempt_when_killed = attempt
         self._victim = self._target.agent.index(self._address)
         self._note(f"kill -9: the agent-loop at {self._address}, in the middle of the answer")

@@ -43,8 +43,8 @@ async def events(
 ) -> None:
     """Print messages from NATS as they arrive.
 
-    These are events, the run lifecycle and notifications. Connects as the user `subscriber` to the suite in the data
-    folder, or to PAWL_NATS_URL. docs/reference/nats.md lists the subjects, headers and types.
+    The messages report run events, changes in the run lifecycle, and notifications. Connects as the user `subscriber`
+    to the suite in the data folder, or to PAWL_NATS_URL. docs/reference/nats.md lists the subjects, headers and types.
     """
     check_subject(subject)
     connection = await _connection(url_of(target.data, os.environ))
@@ -163,6 +163,6 @@ async def _past(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
         except NotFoundError:
             return
         except (nats.errors.Error, TimeoutError):
-            raise CommandError("Cannot read lifecycle events: NATS does not answer, or denies access.") from None
+            raise CommandError("Cannot read lifecycle events: NATS does not respond or denies access.") from None
         yield message
         seq = message.seq + 1

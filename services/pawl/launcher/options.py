@@ -26,7 +26,7 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """The set to apply, and for whom. By default, it is applied for the store and user of the local key."""
+    """A set to apply, with its store and user. By default, they are those of the local key."""
 
     folder: Path
     store: str = ""
@@ -76,8 +76,9 @@ def read_options(
 
     `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where `all` means every port
     that is not listed. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with PAWL_DATABASE_OWNER_URL) and
-    PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each of them can be read from a
-    file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL replaces the scripted model.
+    PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each of them can also be read from
+    a file whose path is in the variable with the suffix `_FILE`. OPENAI_API_KEY or OPENAI_BASE_URL replaces the
+    scripted model.
 
     Raises:
         StartError: An option is invalid, for example an unknown PAWL_ variable. The message is one sentence about the

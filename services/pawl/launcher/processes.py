@@ -74,7 +74,10 @@ def shim(account: tuple[int, int] | None, death_signal: signal.Signals) -> tuple
 
 
 def next_delay(previous: float | None, alive_seconds: float) -> float:
-    """Return the delay before the next start. It doubles from 0.2 s to 10 s, and is reset after running for 30 s."""
+    """Return the delay before the next start.
+
+    It doubles from 0.2 s to 10 s, and is reset once the process has run for 30 s.
+    """
     if previous is None or alive_seconds >= ALIVE_LONG_SECONDS:
         return BACKOFF_FIRST_SECONDS
     return min(previous * 2, BACKOFF_MAX_SECONDS)
@@ -105,7 +108,7 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Process id, or None while the process is down."""
+        """The process id, or None while the process is down."""
         return None if self._child is None or self._child.returncode is not None else self._child.pid
 
     @property
@@ -144,7 +147,10 @@ class Process:
             ready.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. If it is fatal, `wait_ready` waits for the next start. Raise ProcessLookupError if down."""
+        """Send a signal. If it is fatal, `wait_ready` waits for the next start.
+
+        Raise ProcessLookupError if the process is down.
+        """
         if self.pid is None:
             raise ProcessLookupError(f"{self.name} is down")
         if number in _ENDING:

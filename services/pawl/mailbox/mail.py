@@ -36,8 +36,8 @@ _HEADERS: Final = re.compile(
 def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: Sequence[str]) -> dict[str, Any]:  # noqa: FBT001
     """Return a message's data and the texts of its attachments.
 
-    If it may not fire the trigger, return only the reason, as `refusal`. `own` is the address of the mailbox. `is_cut`
-    means that `raw` is only the first part of the message.
+    If the message may not fire the trigger, return only the reason, as `refusal`. `own` is the address of the mailbox.
+    `is_cut` means that `raw` is only the first part of the message.
     """
     try:
         message = message_from_bytes(raw, policy=policy.default)

@@ -144,7 +144,7 @@ class Mailboxes:
 
         Raises:
             Unreadable: The mailbox cannot be read.
-            PawlError: A message cannot be delivered now.
+            PawlError: A message cannot be delivered right now.
         """
         lines = await self._lines(mailbox.store_id, await self._poll_request(mailbox))
         start, error, has_more = MailPosition(), "", False

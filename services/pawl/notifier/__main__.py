@@ -1,4 +1,4 @@
-"""Entry point of the notifier: `python -m pawl.notifier`."""
+"""Runs the notifier: `python -m pawl.notifier`."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _builtin_tools(
 def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel, files: FileFolders) -> ErasureWork:
     """Return the worker that erases conversations.
 
-    It erases their rows first, then the file tools' records of past calls.
+    It first erases the conversations' rows, then the file tools' records of past calls.
     """
     rows = PostgresErasures(database)
 
@@ -185,7 +185,7 @@ def _mcp(
 ) -> McpConnector:
     """Return the connector for MCP servers. The egress rules apply to servers reached over HTTP.
 
-    A personal deployment without a programs file may run any program, but confined programs cannot access private
+    A personal deployment without a programs file may run any program, but confined programs can never access private
     paths.
     """
     rules = None if _is_personal(settings) else read_programs_file(settings.mcp_programs_file)

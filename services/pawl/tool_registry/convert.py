@@ -118,7 +118,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
 
 
 def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
-    """Parse a call's series. Return None if the call does not belong to a series.
+    """Parse the series to which a call belongs, if any. Otherwise, return None.
 
     Raises:
         InvalidField: The series is invalid.
@@ -127,10 +127,10 @@ def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolR
         return None
     series = _SERIES.read(message.series)
     check_id(series.grant_call_id, "series.grant_call_id", optional=True)
-    if not (series.iterations_max >= 1 and series.interval_seconds > 0):
-        raise InvalidField(
-            "series: iterations_max must be at least 1 and interval_seconds greater than 0", field="series"
-        )
+    if series.iterations_max < 1:
+        raise InvalidField("series: iterations_max must be at least 1", field="series")
+    if not series.interval_seconds > 0:
+        raise InvalidField("series: interval_seconds must be greater than 0", field="series")
     return series
 
 
@@ -139,7 +139,7 @@ _messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
 
 
 def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
-    """Return the message for a version. It is cached and shared, so do not modify it."""
+    """Return the message for a version. The message is cached and shared, so do not modify it."""
     # Cached because versions never change and every run needs them. The creation time distinguishes two registries in
     # the same process.
     key = (entry.store_id, entry.definition.name, entry.version, entry.create_time)
@@ -164,7 +164,7 @@ execute_request: Final = WIRE.struct(
 
 
 def caller_from(context: execution_pb2.CallContext) -> Principal:
-    """Return the user on whose behalf a service calls.
+    """Return the user on whose behalf a service makes a call.
 
     Raises:
         InvalidId: An id is missing or malformed.
@@ -273,7 +273,7 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Parse the timeouts for read-only calls. Return None if the request does not ask to run such calls."""
+    """Parse the timeouts for read-only calls. Return None if the request does not ask for such calls to be run."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)

@@ -1,4 +1,4 @@
-"""Reads and updates of the runs, calls, jobs and agents in job-store."""
+"""Reads and updates the runs, calls, jobs and agents in job-store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class LedgerReads:
-    """Reads and updates of data in job-store. All methods can raise DependencyUnavailable."""
+    """Reads and updates data in job-store. All methods can raise DependencyUnavailable."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._agents = agents_pb2_grpc.AgentLedgerServiceStub(channel)
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
-        """Return whether the user has a run with this id, whether open or ended."""
+        """Return whether the user has a run with this id, open or ended."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
         return await _found(self._ledger.GetRun(request), RunNotFound) is not None
 
@@ -47,7 +47,7 @@ class LedgerReads:
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool name of a user's call that needed approval, or None if the user has no such call."""
+        """Return the tool name of a user's call that needed approval, or None if there is no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
@@ -114,7 +114,7 @@ class LedgerReads:
     ) -> Sequence[run_pb2.Run]:
         """Return the caller's open jobs, followed by its ended jobs. Both are sorted newest first.
 
-        These are the jobs of its conversation or, for a delegated run, the jobs that it started.
+        These are the jobs of the caller's conversation or, if the caller is a delegated run, the jobs that it started.
         """
         of_conversation = ledger_pb2.ListJobsRequest(reports_to_conversation_id=conversation_id)
         for wanted in (of_conversation, ledger_pb2.ListJobsRequest(parent_run_id=caller_run_id)):
@@ -136,9 +136,9 @@ class LedgerReads:
         caller_run_id: RunId,
         command_id: CommandId,
     ) -> tuple[run_pb2.Run, bool] | None:
-        """Stop a job of the conversation, or one that the caller started. Return it, and whether it was still open.
+        """Stop a job of the conversation, or one that the caller started.
 
-        Return None if there is no such job.
+        Return the job, and whether it was still open. Return None if there is no such job.
         """
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,

@@ -10,7 +10,7 @@ _TOOLS_MAX: Final = 1000
 
 
 class RegistryMetrics:
-    """Metrics for checks and executions. Only loaded tools appear as label values."""
+    """Metrics for checks and executions. Only the names of loaded tools are used as label values."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._store = metrics.store

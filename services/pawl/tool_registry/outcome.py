@@ -1,4 +1,4 @@
-"""Results that the model reads, made from a tool's return value or exception."""
+"""Turns a tool's return value or exception into the result that the model reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """The state of a tool whose call timed out or was cancelled."""
+    """The state of the tool when its call timed out or was cancelled."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"
@@ -66,12 +66,12 @@ def too_large_text(definition: ToolDefinition, count: int) -> str:
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
-    """Return the error text for an exception of this type. The model does not see the exception's own text."""
+    """Return the error text for an unexpected exception of the type `error`, without the exception's own text."""
     return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator can find the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return the suffix for an interrupted tool's error, which states whether the tool may have taken effect."""
+    """Return the part of an interrupted tool's error text that states whether the tool may have taken effect."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 
@@ -85,8 +85,8 @@ def of_error(
 ) -> ExecutionResult:
     """Return the result for a tool that raised an exception.
 
-    Only a ToolError's text reaches the model. For all other exceptions, the model sees only the type, because the text
-    can contain paths, queries and passwords. For the same reason, only the type and the stack frames are logged.
+    Only a ToolError's text reaches the model. The text of other exceptions can contain paths, queries and passwords.
+    The model therefore sees only their type, and only the type and the stack frames are logged.
     """
     if isinstance(error, OutcomeUnknown):
         return of_doubt(definition.name, seconds)
@@ -108,7 +108,10 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result for a tool that timed out. `hindrance` names another tool that may have blocked it."""
+    """Return the result for a tool that timed out.
+
+    `hindrance` is a sentence about another tool that may have blocked it.
+    """
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"
@@ -127,7 +130,7 @@ def of_uncompleted(definition: ToolDefinition, seconds: float = 0.0) -> Executio
 
 
 def of_unstarted(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:
-    """Return the result for a call that ended before its tool started."""
+    """Return the result for a call that ended before its tool was started."""
     message = f"{definition.name} was not started, because {why}: it was never sent and had no effect. Call it again"
     return ended_badly(Outcome.FAILED, reason, message, seconds)
 

@@ -25,7 +25,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
 
 
 def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
-    """Return one page of results, and the token for the next page, which is empty on the last page."""
+    """Return one page of results, and the token for the next page, which is empty if this is the last page."""
     return found[:size], token_of(found[size - 1]) if len(found) > size else ""
 
 

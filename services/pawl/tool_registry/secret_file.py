@@ -35,7 +35,7 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's own secret or, if there is none, the common secret, or None if neither exists.
+        """Return the store's own secret or, if it has none, the common secret. Return None if neither exists.
 
         This is only for the deployment's own code.
         """
@@ -45,7 +45,7 @@ class FileSecrets:
     def own(self, store_id: StoreId, name: str) -> str | None:
         """Return the store's own secret, or None if there is none.
 
-        This is for sources that one of the store's admins has connected. Such an admin chooses where the secret is
-        sent, so the deployment's common secrets are not available here.
+        This is for sources that one of the store's admins has connected. The admin chooses where the secret is sent, so
+        the deployment's common secrets are not available here.
         """
         return self._secrets.get(store_id, {}).get(name)

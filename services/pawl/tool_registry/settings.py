@@ -56,7 +56,7 @@ class ToolRegistrySettings(ServiceSettings):
 
     @property
     def is_personal(self) -> bool:
-        """True for a personal deployment, in which the local key is the only key."""
+        """True for a personal deployment, whose only key is the local key."""
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
     def private_paths(self, environment: Mapping[str, str]) -> list[str]:

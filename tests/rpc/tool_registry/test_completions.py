@@ -138,7 +138,7 @@ async def test_only_the_first_completion_counts(registry: Registry, press: Press
 
 
 async def test_tool_that_cannot_wait_gets_an_error(registry: Registry, press: Press) -> None:
-    for name, said in (("print_nothing", "not taken a completion token"), ("print_twice", "only AT_MOST_ONCE")):
+    for name, said in (("print_nothing", "not read context.completion_token"), ("print_twice", "only AT_MOST_ONCE")):
         assert said in error_of(await run(registry, name, call=name))
 
 

@@ -308,7 +308,7 @@ del method.__annotations__["self"], untyped.__annotations__["it"]
     ("function", "reason"),
     [
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
-        (two_contexts, r"two_contexts: both one and two are a ToolContext"),
+        (two_contexts, r"two_contexts: one and two are both ToolContext parameters; only one is allowed"),
         (untyped, r"untyped: parameter it has no type: add one, for example it: str"),
         (rest, r"rest: \*\*others.* write one parameter per argument"),
         (positional, r"positional: it.* write one parameter per argument"),

@@ -5,8 +5,8 @@ Pawl's public API. Use it to start and watch runs, run front-end tools, approve 
 Any replica can serve any call, even after a restart.
 
 Authentication: send metadata `authorization: Bearer <key>`. The store (tenant) and the user come from the
-credential, never from the request. Asking for another store's or user's run, conversation or call returns
-NOT_FOUND, as if it did not exist.
+credential, never from the request. A request for another store's or user's run, conversation or call returns
+NOT_FOUND, as if the object did not exist.
 
 IDs match ^[A-Za-z0-9_-]{1,64}$.
 
@@ -63,10 +63,10 @@ class _ResolutionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Resolution
     RESOLUTION_RUN_AGAIN: _Resolution.ValueType  # 2
     """The call did not take effect. Run it again."""
     RESOLUTION_TELL_MODEL: _Resolution.ValueType  # 3
-    """The call did not take effect. Report that to the model."""
+    """The call did not take effect. Report this to the model."""
 
 class Resolution(_Resolution, metaclass=_ResolutionEnumTypeWrapper):
-    """An operator's finding about a call in doubt."""
+    """An operator's finding about a call whose outcome was unknown."""
 
 RESOLUTION_UNSPECIFIED: Resolution.ValueType  # 0
 """Rejected with INVALID_ARGUMENT."""
@@ -75,7 +75,7 @@ RESOLUTION_HAPPENED: Resolution.ValueType  # 1
 RESOLUTION_RUN_AGAIN: Resolution.ValueType  # 2
 """The call did not take effect. Run it again."""
 RESOLUTION_TELL_MODEL: Resolution.ValueType  # 3
-"""The call did not take effect. Report that to the model."""
+"""The call did not take effect. Report this to the model."""
 Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
 
 class _RunOrder:
@@ -113,7 +113,7 @@ class _PendingScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PendingS
     PENDING_SCOPE_MINE: _PendingScope.ValueType  # 1
     """The caller's own runs and their calls."""
     PENDING_SCOPE_STORE: _PendingScope.ValueType  # 2
-    """Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the approver or
+    """Calls of all users in the store that await approval, and runs that are waiting for tokens. Requires the approver or
     admin role. Only the runs' own users can add tokens. Conversations stay private. For another user's call, only the
     tool, arguments, preview, cause, approvals so far, expiry and user are shown.
     """
@@ -126,7 +126,7 @@ PENDING_SCOPE_UNSPECIFIED: PendingScope.ValueType  # 0
 PENDING_SCOPE_MINE: PendingScope.ValueType  # 1
 """The caller's own runs and their calls."""
 PENDING_SCOPE_STORE: PendingScope.ValueType  # 2
-"""Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the approver or
+"""Calls of all users in the store that await approval, and runs that are waiting for tokens. Requires the approver or
 admin role. Only the runs' own users can add tokens. Conversations stay private. For another user's call, only the
 tool, arguments, preview, cause, approvals so far, expiry and user are shown.
 """
@@ -171,8 +171,8 @@ class StartRunRequest(_message.Message):
     request_id: _builtins.str
     """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """Conversation to continue. It must be your own, or be shared with you for writing. If this is empty, a new
-    conversation is created.
+    """Conversation to continue. It must be the caller's own, or be shared for writing. If empty, a new conversation is
+    created.
     """
     text: _builtins.str
     """The user's message, 1 byte to 256 KiB. No control characters except tab and line breaks. May be empty if
@@ -206,20 +206,20 @@ class StartRunRequest(_message.Message):
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
         """Front-end tools for this run only, at most 64 tools and 64 KiB. They are validated as in RegisterTool, but without
-        `allowed_user_ids` and `allowed_roles`; an unspecified `context` means FRONTEND. They need not be registered, and
-        do not require an additional role. If the user can already call a tool with the same name, the request fails with
-        TOOL_EXISTS, unless that is a front-end tool with the same definition. Tools registered later do not affect the
-        run.
+        `allowed_user_ids` and `allowed_roles`; an unspecified `context` means FRONTEND. The tools need not be registered,
+        and do not require an additional role. If the user can already call another tool with the same name, the request
+        fails with TOOL_EXISTS, unless it is a front-end tool with the same definition. Tools registered later do not
+        affect the run.
 
-        The model gets them in addition to `tool_names` and the agent's tools. Combining them with `without_tools` is
-        INVALID_FIELD. Child runs do not get them. Their calls go to the user's clients that are attached to the run and
-        list the tool in Hello.tools; SubmitToolResults also accepts the results.
+        The model gets these tools in addition to `tool_names` and the agent's tools. They cannot be combined with
+        `without_tools` (INVALID_FIELD). Child runs do not get them. Calls of these tools go to the user's clients that are
+        attached to the run and list the tool in Hello.tools; SubmitToolResults also accepts the results.
         """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """The run's labels; see pawl.event.v1.Labels. ListRuns can filter by them, and run.* events carry them.
-        Child runs do not inherit them.
+        """The run's labels; see pawl.event.v1.Labels. ListRuns can filter by them, and run.* events carry them. Child runs do
+        not inherit labels.
         """
 
     def __init__(
@@ -404,7 +404,7 @@ class SubmitToolResultsRequest(_message.Message):
     """Run ID."""
     client_id: _builtins.str
     """Client that leased the calls with LeaseCall. Empty for results without a lease. Each result needs the `offer_epoch`
-    of its lease. A result for a call that another client holds is WRONG_HOLDER.
+    of its lease. The receipt for a call that another client holds is WRONG_HOLDER.
     """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolResult]:
@@ -655,7 +655,7 @@ class SendMessageResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STEERED_FIELD_NUMBER: _builtins.int
     steered: _builtins.bool
-    """Whether the message entered an active run (STEER)."""
+    """Whether the message was added to an active run (STEER)."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run that the message started, queued or steered."""
@@ -691,8 +691,8 @@ class CancelRunRequest(_message.Message):
     reason: _builtins.str
     """Reason for the log and the model's history; at most 4 KiB, may be empty."""
     cancel_jobs: _builtins.bool
-    """Also stop the jobs that the run started, as JobService.StopJob does. A request sent without this field
-    may be repeated with it.
+    """Also stop the jobs that the run started, as JobService.StopJob does. A request may be repeated with the same ID to
+    set this field.
     """
     def __init__(
         self,
@@ -758,7 +758,7 @@ class ResolveCallRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     resolution: Global___Resolution.ValueType
-    """What happened."""
+    """The outcome of the call."""
     content_json: _builtins.bytes
     """The result as strict JSON. Required with HAPPENED, and not allowed otherwise."""
     def __init__(
@@ -885,9 +885,9 @@ class GetRunRequest(_message.Message):
     latest. A waiting call counts as an open stream of its user and store (OVERLOADED).
     """
     after_seq: _builtins.int
-    """`Run.last_seq` that the caller has already seen; 0 if it has seen nothing. In a polling loop, send the value from
-    the previous response. If nothing has happened since then, this also confirms that the user has seen the run.
-    Delayed channels then skip the run's notifications up to this seq.
+    """`Run.last_seq` that the caller has already seen; 0 if there is none. In a polling loop, send the value from the
+    previous response. If nothing has happened since then, this also confirms that the user has seen the run. Delayed
+    channels then skip the run's notifications up to this seq.
     """
     def __init__(
         self,
@@ -1257,7 +1257,7 @@ class ListPendingResponse(_message.Message):
     """Token for the next page; empty on the last page."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Calls that are waiting for the caller; `state` shows why."""
+        """Calls that are waiting for the caller; the state of a call shows the reason."""
 
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:

@@ -187,7 +187,7 @@ class AgentServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
         - INVALID_ARGUMENT / UNSUPPORTED_PART
         - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
-        - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
+        - ALREADY_EXISTS / TOOL_EXISTS: A tool name in `front_end_tools` is already in use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -231,8 +231,8 @@ class AgentServiceServicer(object):
     def LeaseCall(self, request, context):
         """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
         never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
-        `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
-        safe. Idempotent.
+        `offer_epoch` is above 1, another client may already have run the call. In this case, run the call only if
+        repeating it is safe. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -258,8 +258,8 @@ class AgentServiceServicer(object):
 
     def Decide(self, request, context):
         """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-        applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
-        have an `answer_schema_json`. Idempotent by request ID.
+        applies only to the call as shown. Edited arguments are validated first. Answers to questions that have an
+        `answer_schema_json` are validated too. Idempotent by request ID.
 
         Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
         do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -338,9 +338,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResolveCall(self, request, context):
-        """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can belong to any user in the
-        store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator
-        or admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
+        """Reports the outcome of a call whose outcome is unknown (run NEEDS_ATTENTION). The call can belong to any user in
+        the store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator or
+        admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
         OperatorService.ListAttention lists such runs. Idempotent by request ID.
 
         Errors:
@@ -385,8 +385,8 @@ class AgentServiceServicer(object):
 
     def UndoRun(self, request, context):
         """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
-        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
-        that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+        active and queued runs. It belongs to the original run's user, who decides on its calls. The caller must be that
+        user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
         harmless.
 
         Errors:
@@ -426,7 +426,7 @@ class AgentServiceServicer(object):
 
     def GetRun(self, request, context):
         """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
-        On request, waits until the run needs input or has ended. Read-only.
+        With `wait_seconds`, waits until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -473,7 +473,7 @@ class AgentServiceServicer(object):
 
     def GetRound(self, request, context):
         """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
-        builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+        rebuilds the request from the run's history, and compares its SHA-256 with that of the request that was sent.
         Read-only.
 
         Errors:
@@ -526,8 +526,8 @@ class AgentServiceServicer(object):
 
     def WatchPending(self, request, context):
         """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-        arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
-        over with the complete list.
+        arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
+        it starts over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

@@ -5,8 +5,8 @@ Pawl's public API. Use it to start and watch runs, run front-end tools, approve 
 Any replica can serve any call, even after a restart.
 
 Authentication: send metadata `authorization: Bearer <key>`. The store (tenant) and the user come from the
-credential, never from the request. Asking for another store's or user's run, conversation or call returns
-NOT_FOUND, as if it did not exist.
+credential, never from the request. A request for another store's or user's run, conversation or call returns
+NOT_FOUND, as if the object did not exist.
 
 IDs match ^[A-Za-z0-9_-]{1,64}$.
 
@@ -76,7 +76,7 @@ class AgentServiceStub:
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
     - INVALID_ARGUMENT / UNSUPPORTED_PART
     - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
-    - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
+    - ALREADY_EXISTS / TOOL_EXISTS: A tool name in `front_end_tools` is already in use.
     """
     Session: _grpc.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]
     """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs or attaches
@@ -108,8 +108,8 @@ class AgentServiceStub:
     LeaseCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
     never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
-    `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
-    safe. Idempotent.
+    `offer_epoch` is above 1, another client may already have run the call. In this case, run the call only if
+    repeating it is safe. Idempotent.
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
@@ -127,8 +127,8 @@ class AgentServiceStub:
     """
     Decide: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]
     """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-    applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
-    have an `answer_schema_json`. Idempotent by request ID.
+    applies only to the call as shown. Edited arguments are validated first. Answers to questions that have an
+    `answer_schema_json` are validated too. Idempotent by request ID.
 
     Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
     do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -191,9 +191,9 @@ class AgentServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ResolveCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ResolveCallRequest, _agent_pb2.ResolveCallResponse]
-    """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can belong to any user in the
-    store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator
-    or admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
+    """Reports the outcome of a call whose outcome is unknown (run NEEDS_ATTENTION). The call can belong to any user in
+    the store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator or
+    admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
     OperatorService.ListAttention lists such runs. Idempotent by request ID.
 
     Errors:
@@ -226,8 +226,8 @@ class AgentServiceStub:
     """
     UndoRun: _grpc.UnaryUnaryMultiCallable[_undo_pb2.UndoRunRequest, _undo_pb2.UndoRunResponse]
     """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
-    active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
-    that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+    active and queued runs. It belongs to the original run's user, who decides on its calls. The caller must be that
+    user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
     harmless.
 
     Errors:
@@ -255,7 +255,7 @@ class AgentServiceStub:
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]
     """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
-    On request, waits until the run needs input or has ended. Read-only.
+    With `wait_seconds`, waits until the run needs input or has ended. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -286,7 +286,7 @@ class AgentServiceStub:
     """
     GetRound: _grpc.UnaryUnaryMultiCallable[_steps_pb2.GetRoundRequest, _steps_pb2.GetRoundResponse]
     """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
-    builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+    rebuilds the request from the run's history, and compares its SHA-256 with that of the request that was sent.
     Read-only.
 
     Errors:
@@ -323,8 +323,8 @@ class AgentServiceStub:
     """
     WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
     """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-    arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
-    over with the complete list.
+    arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
+    it starts over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -360,7 +360,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
     - INVALID_ARGUMENT / UNSUPPORTED_PART
     - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
-    - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
+    - ALREADY_EXISTS / TOOL_EXISTS: A tool name in `front_end_tools` is already in use.
     """
     Session: _aio.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]  # type: ignore[assignment]
     """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs or attaches
@@ -392,8 +392,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     LeaseCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]  # type: ignore[assignment]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
     never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
-    `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
-    safe. Idempotent.
+    `offer_epoch` is above 1, another client may already have run the call. In this case, run the call only if
+    repeating it is safe. Idempotent.
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
@@ -411,8 +411,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     Decide: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]  # type: ignore[assignment]
     """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-    applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
-    have an `answer_schema_json`. Idempotent by request ID.
+    applies only to the call as shown. Edited arguments are validated first. Answers to questions that have an
+    `answer_schema_json` are validated too. Idempotent by request ID.
 
     Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
     do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -475,9 +475,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ResolveCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.ResolveCallRequest, _agent_pb2.ResolveCallResponse]  # type: ignore[assignment]
-    """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can belong to any user in the
-    store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator
-    or admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
+    """Reports the outcome of a call whose outcome is unknown (run NEEDS_ATTENTION). The call can belong to any user in
+    the store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator or
+    admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
     OperatorService.ListAttention lists such runs. Idempotent by request ID.
 
     Errors:
@@ -510,8 +510,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     UndoRun: _aio.UnaryUnaryMultiCallable[_undo_pb2.UndoRunRequest, _undo_pb2.UndoRunResponse]  # type: ignore[assignment]
     """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
-    active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
-    that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+    active and queued runs. It belongs to the original run's user, who decides on its calls. The caller must be that
+    user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
     harmless.
 
     Errors:
@@ -539,7 +539,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]  # type: ignore[assignment]
     """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
-    On request, waits until the run needs input or has ended. Read-only.
+    With `wait_seconds`, waits until the run needs input or has ended. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -570,7 +570,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     GetRound: _aio.UnaryUnaryMultiCallable[_steps_pb2.GetRoundRequest, _steps_pb2.GetRoundResponse]  # type: ignore[assignment]
     """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
-    builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+    rebuilds the request from the run's history, and compares its SHA-256 with that of the request that was sent.
     Read-only.
 
     Errors:
@@ -607,8 +607,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
     """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-    arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
-    over with the complete list.
+    arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
+    it starts over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -647,7 +647,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
         - INVALID_ARGUMENT / UNSUPPORTED_PART
         - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
-        - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
+        - ALREADY_EXISTS / TOOL_EXISTS: A tool name in `front_end_tools` is already in use.
         """
 
     @_abc_1.abstractmethod
@@ -697,8 +697,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.LeaseCallResponse, _abc.Awaitable[_agent_pb2.LeaseCallResponse]]:
         """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
         never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
-        `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
-        safe. Idempotent.
+        `offer_epoch` is above 1, another client may already have run the call. In this case, run the call only if
+        repeating it is safe. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -728,8 +728,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.DecideResponse, _abc.Awaitable[_agent_pb2.DecideResponse]]:
         """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-        applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
-        have an `answer_schema_json`. Idempotent by request ID.
+        applies only to the call as shown. Edited arguments are validated first. Answers to questions that have an
+        `answer_schema_json` are validated too. Idempotent by request ID.
 
         Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
         do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -816,9 +816,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ResolveCallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ResolveCallResponse, _abc.Awaitable[_agent_pb2.ResolveCallResponse]]:
-        """Reports the outcome of a call in doubt (run NEEDS_ATTENTION). The call can belong to any user in the
-        store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator
-        or admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
+        """Reports the outcome of a call whose outcome is unknown (run NEEDS_ATTENTION). The call can belong to any user in
+        the store. An outcome is accepted only once, and the run's log records who reported it. Requires the operator or
+        admin role, which the local key of `pawl up` has. Delegates that cannot decide are refused.
         OperatorService.ListAttention lists such runs. Idempotent by request ID.
 
         Errors:
@@ -869,8 +869,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_undo_pb2.UndoRunResponse, _abc.Awaitable[_undo_pb2.UndoRunResponse]]:
         """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
-        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
-        that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+        active and queued runs. It belongs to the original run's user, who decides on its calls. The caller must be that
+        user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
         harmless.
 
         Errors:
@@ -916,7 +916,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.GetRunResponse, _abc.Awaitable[_agent_pb2.GetRunResponse]]:
         """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
-        On request, waits until the run needs input or has ended. Read-only.
+        With `wait_seconds`, waits until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -971,7 +971,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_steps_pb2.GetRoundResponse, _abc.Awaitable[_steps_pb2.GetRoundResponse]]:
         """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
-        builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+        rebuilds the request from the run's history, and compares its SHA-256 with that of the request that was sent.
         Read-only.
 
         Errors:
@@ -1032,8 +1032,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
         """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-        arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
-        over with the complete list.
+        arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
+        it starts over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

@@ -158,7 +158,7 @@ class ListConversationsRequest(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Only conversations with all of these labels; empty means all. Cannot be combined with `shared`, because labels are
-        visible only to their user.
+        visible only to the conversation's user.
         """
 
     def __init__(
@@ -231,10 +231,10 @@ class UpdateConversationRequest(_message.Message):
     archived: _builtins.bool
     """Whether the conversation is archived."""
     sharing: _conversation_pb2.Sharing.ValueType
-    """Whether other users in the store may read it or write to it."""
+    """Whether other users in the store may read the conversation or write to it."""
     shows_arguments: _builtins.bool
-    """Also let readers list its runs' calls, with arguments and results. May be set before the conversation is
-    shared.
+    """Also let readers list the calls of the conversation's runs, with arguments and results. May be set before the
+    conversation is shared.
     """
     @_builtins.property
     def labels(self) -> _conversation_pb2.Labels:
@@ -712,11 +712,11 @@ class ConversationItem(_message.Message):
 
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """A run of the caller that is not a job. A child run has a `parent_run_id`."""
+        """One of the caller's runs that is not a job. A child run has a `parent_run_id`."""
 
     @_builtins.property
     def job(self) -> _jobs_pb2.BackgroundJob:
-        """A job of the caller, with `pending_calls`."""
+        """One of the caller's jobs, with its `pending_calls`."""
 
     def __init__(
         self,
@@ -745,8 +745,8 @@ class ConversationGap(_message.Message):
     FIRST_MESSAGE_NUMBER_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     first_message_number: _builtins.int
-    """Number of the first message that the stream sends. Earlier messages that the client does not have are left out.
-    ListMessages returns those that still exist. 0 if no messages are left out.
+    """Number of the first message that the stream sends. 0 if no messages are left out. Otherwise, earlier messages that
+    the client does not have are left out. ListMessages returns those that still exist.
     """
     @_builtins.property
     def events(self) -> _gap_pb2.Gap:

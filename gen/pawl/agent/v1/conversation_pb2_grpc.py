@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ConversationServiceStub(object):
-    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
-    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages returns
+    their messages. A request for another user's conversation returns NOT_FOUND, unless that user shares it.
     """
 
     def __init__(self, channel):
@@ -79,8 +79,8 @@ class ConversationServiceStub(object):
 
 
 class ConversationServiceServicer(object):
-    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
-    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages returns
+    their messages. A request for another user's conversation returns NOT_FOUND, unless that user shares it.
     """
 
     def GetConversation(self, request, context):
@@ -123,8 +123,8 @@ class ConversationServiceServicer(object):
     def ForkConversation(self, request, context):
         """Creates a conversation that shares another conversation's history up to a given message. The fork point must come
         after an answer, and all its calls must have results. A run may be active after that point. Nothing is copied or
-        run again. Past runs and calls belong to the original conversation, where they can be undone. The fork has the
-        original's title until it gets its own. Idempotent by request ID.
+        run again. Past runs and calls belong to the original conversation, where they can be undone. Until the fork has
+        its own title, it shows the original's. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -153,16 +153,16 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExportConversation(self, request, context):
-        """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
-        The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
-        with a user message, import the history without that message. Importing the result and exporting it again returns the
-        same history.
+        """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it.
+        Read-only. Contains what ListMessages and ListCalls return to the caller, without calls that the caller may not
+        read. If the conversation ends with a user message, import the history without that message. Importing the result
+        and exporting it again returns the same history.
 
         - The result of a call that has not ended is an error.
         - Reports of jobs are user messages, and an attachment is a placeholder in the text.
         - If old messages were deleted, the summary that replaced them comes first, as a user message.
         - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
-        - Of the calls in a message, those after the first 2 MiB are left out.
+        - Calls beyond the first 2 MiB of calls in a message are left out.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -177,8 +177,8 @@ class ConversationServiceServicer(object):
         """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
         the conversation does not accept messages, does not appear in lists, and returns CONVERSATION_ERASED. Pawl first
         cancels the conversation's runs, and also erases the conversations of its child runs. Repeat the call until
-        `erasure.end_time` is set. Pawl cannot take back what tools have already received. The response lists the calls
-        concerned. Idempotent.
+        `erasure.end_time` is set. Pawl cannot retract data that tools have already received. The response lists the calls
+        of these tools. Idempotent.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -189,8 +189,8 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchConversation(self, request, context):
-        """Streams everything about a conversation that the caller can read. First comes what has changed since the cursor
-        `after`, then `caught_up`, and then each change as it happens. The stream does not end on its own.
+        """Streams everything in a conversation that the caller can read. It first sends the changes since the cursor `after`,
+        then `caught_up`, and then each change as it happens. The server does not end the stream by itself.
 
         A response has items, events, or both; apply the items first. Items are states, not a log. An item replaces the
         earlier item with the same ID, and only the newest state is sent. Items can be repeated, even after a reconnect.
@@ -281,8 +281,8 @@ def add_ConversationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConversationService(object):
-    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
-    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages returns
+    their messages. A request for another user's conversation returns NOT_FOUND, unless that user shares it.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ConversationServiceStub:
-    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
-    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages returns
+    their messages. A request for another user's conversation returns NOT_FOUND, unless that user shares it.
     """
 
     @_typing.overload
@@ -63,8 +63,8 @@ class ConversationServiceStub:
     ForkConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ForkConversationRequest, _conversation_pb2.ForkConversationResponse]
     """Creates a conversation that shares another conversation's history up to a given message. The fork point must come
     after an answer, and all its calls must have results. A run may be active after that point. Nothing is copied or
-    run again. Past runs and calls belong to the original conversation, where they can be undone. The fork has the
-    original's title until it gets its own. Idempotent by request ID.
+    run again. Past runs and calls belong to the original conversation, where they can be undone. Until the fork has
+    its own title, it shows the original's. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -85,16 +85,16 @@ class ConversationServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ExportConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ExportConversationRequest, _conversation_pb2.ExportConversationResponse]
-    """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
-    The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
-    with a user message, import the history without that message. Importing the result and exporting it again returns the
-    same history.
+    """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it.
+    Read-only. Contains what ListMessages and ListCalls return to the caller, without calls that the caller may not
+    read. If the conversation ends with a user message, import the history without that message. Importing the result
+    and exporting it again returns the same history.
 
     - The result of a call that has not ended is an error.
     - Reports of jobs are user messages, and an attachment is a placeholder in the text.
     - If old messages were deleted, the summary that replaced them comes first, as a user message.
     - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
-    - Of the calls in a message, those after the first 2 MiB are left out.
+    - Calls beyond the first 2 MiB of calls in a message are left out.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -105,16 +105,16 @@ class ConversationServiceStub:
     """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
     the conversation does not accept messages, does not appear in lists, and returns CONVERSATION_ERASED. Pawl first
     cancels the conversation's runs, and also erases the conversations of its child runs. Repeat the call until
-    `erasure.end_time` is set. Pawl cannot take back what tools have already received. The response lists the calls
-    concerned. Idempotent.
+    `erasure.end_time` is set. Pawl cannot retract data that tools have already received. The response lists the calls
+    of these tools. Idempotent.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     WatchConversation: _grpc.UnaryStreamMultiCallable[_conversation_pb2.WatchConversationRequest, _conversation_pb2.WatchConversationResponse]
-    """Streams everything about a conversation that the caller can read. First comes what has changed since the cursor
-    `after`, then `caught_up`, and then each change as it happens. The stream does not end on its own.
+    """Streams everything in a conversation that the caller can read. It first sends the changes since the cursor `after`,
+    then `caught_up`, and then each change as it happens. The server does not end the stream by itself.
 
     A response has items, events, or both; apply the items first. Items are states, not a log. An item replaces the
     earlier item with the same ID, and only the newest state is sent. Items can be repeated, even after a reconnect.
@@ -152,8 +152,8 @@ class ConversationServiceStub:
 
 @_typing.type_check_only
 class ConversationServiceAsyncStub(ConversationServiceStub):
-    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
-    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages returns
+    their messages. A request for another user's conversation returns NOT_FOUND, unless that user shares it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -185,8 +185,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     ForkConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ForkConversationRequest, _conversation_pb2.ForkConversationResponse]  # type: ignore[assignment]
     """Creates a conversation that shares another conversation's history up to a given message. The fork point must come
     after an answer, and all its calls must have results. A run may be active after that point. Nothing is copied or
-    run again. Past runs and calls belong to the original conversation, where they can be undone. The fork has the
-    original's title until it gets its own. Idempotent by request ID.
+    run again. Past runs and calls belong to the original conversation, where they can be undone. Until the fork has
+    its own title, it shows the original's. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -207,16 +207,16 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ExportConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ExportConversationRequest, _conversation_pb2.ExportConversationResponse]  # type: ignore[assignment]
-    """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
-    The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
-    with a user message, import the history without that message. Importing the result and exporting it again returns the
-    same history.
+    """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it.
+    Read-only. Contains what ListMessages and ListCalls return to the caller, without calls that the caller may not
+    read. If the conversation ends with a user message, import the history without that message. Importing the result
+    and exporting it again returns the same history.
 
     - The result of a call that has not ended is an error.
     - Reports of jobs are user messages, and an attachment is a placeholder in the text.
     - If old messages were deleted, the summary that replaced them comes first, as a user message.
     - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
-    - Of the calls in a message, those after the first 2 MiB are left out.
+    - Calls beyond the first 2 MiB of calls in a message are left out.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -227,16 +227,16 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
     the conversation does not accept messages, does not appear in lists, and returns CONVERSATION_ERASED. Pawl first
     cancels the conversation's runs, and also erases the conversations of its child runs. Repeat the call until
-    `erasure.end_time` is set. Pawl cannot take back what tools have already received. The response lists the calls
-    concerned. Idempotent.
+    `erasure.end_time` is set. Pawl cannot retract data that tools have already received. The response lists the calls
+    of these tools. Idempotent.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     WatchConversation: _aio.UnaryStreamMultiCallable[_conversation_pb2.WatchConversationRequest, _conversation_pb2.WatchConversationResponse]  # type: ignore[assignment]
-    """Streams everything about a conversation that the caller can read. First comes what has changed since the cursor
-    `after`, then `caught_up`, and then each change as it happens. The stream does not end on its own.
+    """Streams everything in a conversation that the caller can read. It first sends the changes since the cursor `after`,
+    then `caught_up`, and then each change as it happens. The server does not end the stream by itself.
 
     A response has items, events, or both; apply the items first. Items are states, not a log. An item replaces the
     earlier item with the same ID, and only the newest state is sent. Items can be repeated, even after a reconnect.
@@ -273,8 +273,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     """
 
 class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages
-    returns their messages. Another user's conversation returns NOT_FOUND unless that user shares it.
+    """Manages a user's conversations. AgentService.StartRun creates conversations, and AgentService.ListMessages returns
+    their messages. A request for another user's conversation returns NOT_FOUND, unless that user shares it.
     """
 
     @_abc_1.abstractmethod
@@ -328,8 +328,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_conversation_pb2.ForkConversationResponse, _abc.Awaitable[_conversation_pb2.ForkConversationResponse]]:
         """Creates a conversation that shares another conversation's history up to a given message. The fork point must come
         after an answer, and all its calls must have results. A run may be active after that point. Nothing is copied or
-        run again. Past runs and calls belong to the original conversation, where they can be undone. The fork has the
-        original's title until it gets its own. Idempotent by request ID.
+        run again. Past runs and calls belong to the original conversation, where they can be undone. Until the fork has
+        its own title, it shows the original's. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -362,16 +362,16 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.ExportConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.ExportConversationResponse, _abc.Awaitable[_conversation_pb2.ExportConversationResponse]]:
-        """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
-        The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
-        with a user message, import the history without that message. Importing the result and exporting it again returns the
-        same history.
+        """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it.
+        Read-only. Contains what ListMessages and ListCalls return to the caller, without calls that the caller may not
+        read. If the conversation ends with a user message, import the history without that message. Importing the result
+        and exporting it again returns the same history.
 
         - The result of a call that has not ended is an error.
         - Reports of jobs are user messages, and an attachment is a placeholder in the text.
         - If old messages were deleted, the summary that replaced them comes first, as a user message.
         - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
-        - Of the calls in a message, those after the first 2 MiB are left out.
+        - Calls beyond the first 2 MiB of calls in a message are left out.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -388,8 +388,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
         the conversation does not accept messages, does not appear in lists, and returns CONVERSATION_ERASED. Pawl first
         cancels the conversation's runs, and also erases the conversations of its child runs. Repeat the call until
-        `erasure.end_time` is set. Pawl cannot take back what tools have already received. The response lists the calls
-        concerned. Idempotent.
+        `erasure.end_time` is set. Pawl cannot retract data that tools have already received. The response lists the calls
+        of these tools. Idempotent.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -402,8 +402,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.WatchConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_conversation_pb2.WatchConversationResponse], _abc.AsyncIterator[_conversation_pb2.WatchConversationResponse]]:
-        """Streams everything about a conversation that the caller can read. First comes what has changed since the cursor
-        `after`, then `caught_up`, and then each change as it happens. The stream does not end on its own.
+        """Streams everything in a conversation that the caller can read. It first sends the changes since the cursor `after`,
+        then `caught_up`, and then each change as it happens. The server does not end the stream by itself.
 
         A response has items, events, or both; apply the items first. Items are states, not a log. An item replaces the
         earlier item with the same ID, and only the newest state is sent. Items can be repeated, even after a reconnect.

@@ -38,12 +38,12 @@ class Declaration(_message.Message):
     set: _builtins.str
     """Name of the set, from its pawl.yaml; matches ^[A-Za-z0-9_-]{1,64}$."""
     version: _builtins.int
-    """Increases by one with each change; 0 in a request means that there is no declaration yet."""
+    """Version, which increases by one with each change. 0 in a request means that there is no declaration yet."""
     update_user_id: _builtins.str
-    """User who last changed it. Output only."""
+    """User who last changed the declaration. Output only."""
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last changed. Output only."""
+        """When the declaration was last changed. Output only."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class LeaseSetRequest(_message.Message):
     holder_id: _builtins.str
     """ID that the holder chose for itself."""
     lease_seconds: _builtins.int
-    """How long the lease lasts, 0 to 60 seconds; 0 releases it."""
+    """Lease duration in seconds, 0 to 60; 0 releases the lease."""
     def __init__(
         self,
         *,

@@ -27,8 +27,8 @@ if _version_not_supported:
 
 class DeclarationServiceStub(object):
     """Records which set of files owns a resource. `pawl apply` writes a declaration before it saves or deletes the
-    resource, so that another set cannot change the resource by mistake and two concurrent applies notice each
-    other. Declarations do not restrict other methods.
+    resource, so that another set cannot change the resource by mistake, and concurrent applies detect each other.
+    Declarations do not restrict other methods.
     """
 
     def __init__(self, channel):
@@ -61,8 +61,8 @@ class DeclarationServiceStub(object):
 
 class DeclarationServiceServicer(object):
     """Records which set of files owns a resource. `pawl apply` writes a declaration before it saves or deletes the
-    resource, so that another set cannot change the resource by mistake and two concurrent applies notice each
-    other. Declarations do not restrict other methods.
+    resource, so that another set cannot change the resource by mistake, and concurrent applies detect each other.
+    Declarations do not restrict other methods.
     """
 
     def ListDeclarations(self, request, context):
@@ -149,8 +149,8 @@ def add_DeclarationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class DeclarationService(object):
     """Records which set of files owns a resource. `pawl apply` writes a declaration before it saves or deletes the
-    resource, so that another set cannot change the resource by mistake and two concurrent applies notice each
-    other. Declarations do not restrict other methods.
+    resource, so that another set cannot change the resource by mistake, and concurrent applies detect each other.
+    Declarations do not restrict other methods.
     """
 
     @staticmethod

@@ -28,8 +28,8 @@ GRPC_VERSION: str
 
 class DeclarationServiceStub:
     """Records which set of files owns a resource. `pawl apply` writes a declaration before it saves or deletes the
-    resource, so that another set cannot change the resource by mistake and two concurrent applies notice each
-    other. Declarations do not restrict other methods.
+    resource, so that another set cannot change the resource by mistake, and concurrent applies detect each other.
+    Declarations do not restrict other methods.
     """
 
     @_typing.overload
@@ -75,8 +75,8 @@ class DeclarationServiceStub:
 @_typing.type_check_only
 class DeclarationServiceAsyncStub(DeclarationServiceStub):
     """Records which set of files owns a resource. `pawl apply` writes a declaration before it saves or deletes the
-    resource, so that another set cannot change the resource by mistake and two concurrent applies notice each
-    other. Declarations do not restrict other methods.
+    resource, so that another set cannot change the resource by mistake, and concurrent applies detect each other.
+    Declarations do not restrict other methods.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -118,8 +118,8 @@ class DeclarationServiceAsyncStub(DeclarationServiceStub):
 
 class DeclarationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Records which set of files owns a resource. `pawl apply` writes a declaration before it saves or deletes the
-    resource, so that another set cannot change the resource by mistake and two concurrent applies notice each
-    other. Declarations do not restrict other methods.
+    resource, so that another set cannot change the resource by mistake, and concurrent applies detect each other.
+    Declarations do not restrict other methods.
     """
 
     @_abc_1.abstractmethod

@@ -31,8 +31,8 @@ class GoalStatus(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The goal's run. `run.goal` is the goal with its raised limits, `run.job_progress` is the last progress, and
-        `run.round` is the number of the last attempt.
+        """The goal's run. `run.goal` is the goal with its raised limits, `run.job_progress` is the latest progress report,
+        and `run.round` is the number of the last attempt.
         """
 
     @_builtins.property

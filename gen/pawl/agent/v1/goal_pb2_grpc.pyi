@@ -27,14 +27,14 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GoalServiceStub:
-    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run lets an agent make attempts until the goal's criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
     GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row without progress). If a call
     was refused, it is FAILED with class TOOL and the reason for the refusal. `output_text` is always a report, and
-    Run.job_progress shows how far the goal has come. Messages to its conversation (SendMessage, policy STEER) reach the
-    next attempt. IDs, request IDs and pages work as in AgentService.
+    Run.job_progress has the goal's progress. Messages to its conversation (SendMessage, policy STEER) reach the next
+    attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     @_typing.overload
@@ -72,7 +72,7 @@ class GoalServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a goal run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - INVALID_ARGUMENT / INVALID_FIELD: A limit would be too high, or the deadline is not later than before.
     - FAILED_PRECONDITION / NO_TOKEN_BUDGET
     - RESOURCE_EXHAUSTED / TOKEN_CEILING
@@ -82,14 +82,14 @@ class GoalServiceStub:
 
 @_typing.type_check_only
 class GoalServiceAsyncStub(GoalServiceStub):
-    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run lets an agent make attempts until the goal's criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
     GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row without progress). If a call
     was refused, it is FAILED with class TOOL and the reason for the refusal. `output_text` is always a report, and
-    Run.job_progress shows how far the goal has come. Messages to its conversation (SendMessage, policy STEER) reach the
-    next attempt. IDs, request IDs and pages work as in AgentService.
+    Run.job_progress has the goal's progress. Messages to its conversation (SendMessage, policy STEER) reach the next
+    attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -124,7 +124,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a goal run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - INVALID_ARGUMENT / INVALID_FIELD: A limit would be too high, or the deadline is not later than before.
     - FAILED_PRECONDITION / NO_TOKEN_BUDGET
     - RESOURCE_EXHAUSTED / TOKEN_CEILING
@@ -133,14 +133,14 @@ class GoalServiceAsyncStub(GoalServiceStub):
     """
 
 class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run lets an agent make attempts until the goal's criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
     GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row without progress). If a call
     was refused, it is FAILED with class TOOL and the reason for the refusal. `output_text` is always a report, and
-    Run.job_progress shows how far the goal has come. Messages to its conversation (SendMessage, policy STEER) reach the
-    next attempt. IDs, request IDs and pages work as in AgentService.
+    Run.job_progress has the goal's progress. Messages to its conversation (SendMessage, policy STEER) reach the next
+    attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -197,7 +197,7 @@ class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a goal run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - INVALID_ARGUMENT / INVALID_FIELD: A limit would be too high, or the deadline is not later than before.
         - FAILED_PRECONDITION / NO_TOKEN_BUDGET
         - RESOURCE_EXHAUSTED / TOKEN_CEILING

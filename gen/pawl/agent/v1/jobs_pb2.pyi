@@ -54,7 +54,7 @@ class BackgroundJob(_message.Message):
     conversation_id: _builtins.str
     """Conversation to which the job reports."""
     parent_run_id: _builtins.str
-    """Run that started it; empty if StartJob did."""
+    """Run that started the job; empty if StartJob did."""
     parent_call_id: _builtins.str
     """Call in that run that the job executes; empty if StartJob started it."""
     state: _run_pb2.RunState.ValueType
@@ -66,13 +66,13 @@ class BackgroundJob(_message.Message):
     last_result: _builtins.str
     """The last iteration's result as JSON, truncated if large; empty before the first."""
     stop_cause: _run_pb2.StopCause.ValueType
-    """Who stopped it; only when CANCELLING or CANCELLED."""
+    """Who stopped the job; only when CANCELLING or CANCELLED."""
     trimmed_iterations: _builtins.int
     """Number of iterations, counted from the first, whose calls and events were deleted."""
     missed_iterations: _builtins.int
     """Number of missed iterations; see Run.missed_iterations."""
     not_stopped: _builtins.str
-    """Why its call could not be stopped and may still be running; empty if it was stopped."""
+    """Why the job's call could not be stopped and may still be running; empty otherwise."""
     @_builtins.property
     def definition(self) -> _run_pb2.Job:
         """The job's call, interval and end."""
@@ -91,11 +91,11 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def failure(self) -> _run_pb2.RunFailure:
-        """Why it failed; only when FAILED."""
+        """Why the job failed; only when FAILED."""
 
     @_builtins.property
     def waiting(self) -> _waiting_pb2.Waiting:
-        """Why it is not making progress; present if it is neither RUNNING nor ended."""
+        """Why the job is not making progress; present if it is neither RUNNING nor ended."""
 
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
@@ -103,12 +103,12 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def progress(self) -> _run_pb2.JobProgress:
-        """Progress of its call; see Run.job_progress. `definition` has the estimate of the duration."""
+        """Progress of the job's call; see Run.job_progress. `definition` has the estimate of the duration."""
 
     @_builtins.property
     def expected_end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is expected to end. For a series, this is the latest time. For a single call, it is based on the call's
-        progress or, failing that, on the estimate. Absent if it is unknown, or if the job has ended.
+        """When the job is expected to end. For a series, this is the latest time. For a single call, it is based on the
+        call's progress or, failing that, on the estimate. Absent if it is unknown, or if the job has ended.
         """
 
     def __init__(
@@ -198,7 +198,7 @@ class StartJobRequest(_message.Message):
     StartRunRequest.conversation_key.
     """
     agent: _builtins.str
-    """Agent that reports the results in the conversation, with its options; empty means `default`."""
+    """Agent, with its options, that answers the job's reports in the conversation; empty means `default`."""
     tool_name: _builtins.str
     """Tool to call. It must not ask the user questions or run in a front end."""
     arguments_json: _builtins.bytes
@@ -206,8 +206,8 @@ class StartJobRequest(_message.Message):
     interval_seconds: _builtins.float
     """Seconds between iterations, 0.5 to 86400; 0 calls the tool only once."""
     iterations_max: _builtins.int
-    """Maximum number of iterations, 1 to 1000000; 0 if only the duration limits the job. This field and the fields below
-    require an interval, except `estimated_minutes`, JOB_REPORTS_NONE and JOB_REPORTS_PROGRESS.
+    """Maximum number of iterations, 1 to 1000000; 0 if only the duration limits the job. This field and the following
+    fields require an interval, except `estimated_minutes`, JOB_REPORTS_NONE and JOB_REPORTS_PROGRESS.
     """
     duration_minutes: _builtins.float
     """Minutes after which no more iterations start, at most a year. 0 means that there is no time limit."""
@@ -229,7 +229,7 @@ class StartJobRequest(_message.Message):
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of its run; see pawl.event.v1.Labels."""
+        """Labels of the job's run; see pawl.event.v1.Labels."""
 
     @_builtins.property
     def report_percents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

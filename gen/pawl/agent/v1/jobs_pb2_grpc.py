@@ -28,8 +28,8 @@ if _version_not_supported:
 class JobServiceStub(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
     repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
-    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
-    run started it. IDs, request IDs and pages work as in AgentService.
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. A job belongs to the user who
+    started it, directly or through a run. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -78,15 +78,15 @@ class JobServiceStub(object):
 class JobServiceServicer(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
     repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
-    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
-    run started it. IDs, request IDs and pages work as in AgentService.
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. A job belongs to the user who
+    started it, directly or through a run. IDs, request IDs and pages work as in AgentService.
     """
 
     def StartJob(self, request, context):
         """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
-        the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
-        log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
-        Idempotent by request ID: a repeated request returns the same job.
+        the caller. The call is validated before it starts, waits for approval if required, and appears in the audit log.
+        The job reports to its conversation, which can have ten open jobs. The job is durable once this returns. Idempotent
+        by request ID: a repeated request returns the same job.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
@@ -145,7 +145,7 @@ class JobServiceServicer(object):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -159,7 +159,7 @@ class JobServiceServicer(object):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -230,8 +230,8 @@ def add_JobServiceServicer_to_server(servicer, server):
 class JobService(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
     repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
-    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
-    run started it. IDs, request IDs and pages work as in AgentService.
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. A job belongs to the user who
+    started it, directly or through a run. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

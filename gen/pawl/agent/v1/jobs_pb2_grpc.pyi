@@ -29,8 +29,8 @@ GRPC_VERSION: str
 class JobServiceStub:
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
     repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
-    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
-    run started it. IDs, request IDs and pages work as in AgentService.
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. A job belongs to the user who
+    started it, directly or through a run. IDs, request IDs and pages work as in AgentService.
     """
 
     @_typing.overload
@@ -39,9 +39,9 @@ class JobServiceStub:
     def __new__(cls, channel: _aio.Channel) -> JobServiceAsyncStub: ...
     StartJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StartJobRequest, _jobs_pb2.StartJobResponse]
     """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
-    the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
-    log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
-    Idempotent by request ID: a repeated request returns the same job.
+    the caller. The call is validated before it starts, waits for approval if required, and appears in the audit log.
+    The job reports to its conversation, which can have ten open jobs. The job is durable once this returns. Idempotent
+    by request ID: a repeated request returns the same job.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
@@ -84,7 +84,7 @@ class JobServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -94,7 +94,7 @@ class JobServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -113,16 +113,16 @@ class JobServiceStub:
 class JobServiceAsyncStub(JobServiceStub):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
     repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
-    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
-    run started it. IDs, request IDs and pages work as in AgentService.
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. A job belongs to the user who
+    started it, directly or through a run. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StartJobRequest, _jobs_pb2.StartJobResponse]  # type: ignore[assignment]
     """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
-    the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
-    log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
-    Idempotent by request ID: a repeated request returns the same job.
+    the caller. The call is validated before it starts, waits for approval if required, and appears in the audit log.
+    The job reports to its conversation, which can have ten open jobs. The job is durable once this returns. Idempotent
+    by request ID: a repeated request returns the same job.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
@@ -165,7 +165,7 @@ class JobServiceAsyncStub(JobServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -175,7 +175,7 @@ class JobServiceAsyncStub(JobServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -193,8 +193,8 @@ class JobServiceAsyncStub(JobServiceStub):
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
     repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
-    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
-    run started it. IDs, request IDs and pages work as in AgentService.
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. A job belongs to the user who
+    started it, directly or through a run. IDs, request IDs and pages work as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -204,9 +204,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.StartJobResponse, _abc.Awaitable[_jobs_pb2.StartJobResponse]]:
         """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
-        the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
-        log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
-        Idempotent by request ID: a repeated request returns the same job.
+        the caller. The call is validated before it starts, waits for approval if required, and appears in the audit log.
+        The job reports to its conversation, which can have ten open jobs. The job is durable once this returns. Idempotent
+        by request ID: a repeated request returns the same job.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
@@ -273,7 +273,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -289,7 +289,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the job is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

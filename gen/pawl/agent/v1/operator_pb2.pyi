@@ -130,7 +130,7 @@ Global___ListAttentionResponse: _TypeAlias = ListAttentionResponse  # noqa: Y015
 
 @_typing.final
 class RunInNeed(_message.Message):
-    """A run that needs attention. It does not contain what its user or the model wrote."""
+    """A run that needs attention. Text written by the user or the model is not included."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,15 +153,15 @@ class RunInNeed(_message.Message):
     round: _builtins.int
     """Number of rounds started."""
     stop_cause: _run_pb2.StopCause.ValueType
-    """Who stopped it, if its workers crashed while stopping it."""
+    """Who stopped the run, if its workers crashed while stopping it."""
     @_builtins.property
     def attention(self) -> _run_pb2.Attention:
-        """Why it needs attention, and since when."""
+        """Why the run needs attention, and since when."""
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """With UNKNOWN_OUTCOME: the calls in doubt, in call order. If several calls are large, only the first is returned.
-        Resolve it to get the next.
+        """With UNKNOWN_OUTCOME: the calls whose outcome is unknown, in call order. If several calls are large, only the first
+        is returned. Resolve it to get the next.
         """
 
     def __init__(

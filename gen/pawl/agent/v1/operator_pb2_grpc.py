@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
-    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
-    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    """Lets operators find and resolve a store's runs that need attention, regardless of their user. Every method requires
+    the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves calls whose
+    outcome is unknown. Each action is recorded in the run's log (operator.acted event). IDs and request IDs work as in
     AgentService.
     """
 
@@ -61,9 +61,9 @@ class OperatorServiceStub(object):
 
 
 class OperatorServiceServicer(object):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
-    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
-    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    """Lets operators find and resolve a store's runs that need attention, regardless of their user. Every method requires
+    the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves calls whose
+    outcome is unknown. Each action is recorded in the run's log (operator.acted event). IDs and request IDs work as in
     AgentService.
     """
 
@@ -96,8 +96,8 @@ class OperatorServiceServicer(object):
 
     def EndRun(self, request, context):
         """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
-        user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
-        has ended or is being stopped is returned unchanged. Idempotent by request ID.
+        user. For a quarantined run, this resets the crash count, so that a worker can settle the run's open calls. A run
+        that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -110,7 +110,7 @@ class OperatorServiceServicer(object):
 
     def EndJobs(self, request, context):
         """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
-        someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+        another request stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
         one stopped, and returns the stopped jobs again as long as their logs are kept.
 
         Errors:
@@ -153,9 +153,9 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
-    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
-    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    """Lets operators find and resolve a store's runs that need attention, regardless of their user. Every method requires
+    the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves calls whose
+    outcome is unknown. Each action is recorded in the run's log (operator.acted event). IDs and request IDs work as in
     AgentService.
     """
 

@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorServiceStub:
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
-    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
-    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    """Lets operators find and resolve a store's runs that need attention, regardless of their user. Every method requires
+    the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves calls whose
+    outcome is unknown. Each action is recorded in the run's log (operator.acted event). IDs and request IDs work as in
     AgentService.
     """
 
@@ -58,8 +58,8 @@ class OperatorServiceStub:
     """
     EndRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]
     """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
-    user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
-    has ended or is being stopped is returned unchanged. Idempotent by request ID.
+    user. For a quarantined run, this resets the crash count, so that a worker can settle the run's open calls. A run
+    that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -68,7 +68,7 @@ class OperatorServiceStub:
     """
     EndJobs: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]
     """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
-    someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+    another request stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
     one stopped, and returns the stopped jobs again as long as their logs are kept.
 
     Errors:
@@ -78,9 +78,9 @@ class OperatorServiceStub:
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
-    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
-    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    """Lets operators find and resolve a store's runs that need attention, regardless of their user. Every method requires
+    the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves calls whose
+    outcome is unknown. Each action is recorded in the run's log (operator.acted event). IDs and request IDs work as in
     AgentService.
     """
 
@@ -106,8 +106,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
     EndRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]  # type: ignore[assignment]
     """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
-    user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
-    has ended or is being stopped is returned unchanged. Idempotent by request ID.
+    user. For a quarantined run, this resets the crash count, so that a worker can settle the run's open calls. A run
+    that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -116,7 +116,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
     EndJobs: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]  # type: ignore[assignment]
     """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
-    someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+    another request stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
     one stopped, and returns the stopped jobs again as long as their logs are kept.
 
     Errors:
@@ -125,9 +125,9 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
-    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
-    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    """Lets operators find and resolve a store's runs that need attention, regardless of their user. Every method requires
+    the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves calls whose
+    outcome is unknown. Each action is recorded in the run's log (operator.acted event). IDs and request IDs work as in
     AgentService.
     """
 
@@ -169,8 +169,8 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndRunResponse, _abc.Awaitable[_operator_pb2.EndRunResponse]]:
         """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
-        user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
-        has ended or is being stopped is returned unchanged. Idempotent by request ID.
+        user. For a quarantined run, this resets the crash count, so that a worker can settle the run's open calls. A run
+        that has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -185,7 +185,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndJobsResponse, _abc.Awaitable[_operator_pb2.EndJobsResponse]]:
         """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
-        someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+        another request stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
         one stopped, and returns the stopped jobs again as long as their logs are kept.
 
         Errors:

@@ -28,7 +28,7 @@ if _version_not_supported:
 class ScheduleServiceStub(object):
     """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
-    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
+    revoked or expires, the runs are refused. For a token, Pawl cannot detect that its user has left the organisation.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -90,7 +90,7 @@ class ScheduleServiceStub(object):
 class ScheduleServiceServicer(object):
     """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
-    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
+    revoked or expires, the runs are refused. For a token, Pawl cannot detect that its user has left the organisation.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -112,8 +112,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSchedule(self, request, context):
-        """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
-        times that have not fired yet use the new definition, unless it changes those times. Idempotent.
+        """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Past
+        scheduled times that have not fired yet fire with the new definition, unless it changes the times. Idempotent.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -149,8 +149,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
-        for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
+        """Pauses a schedule. It does not fire until it is resumed. Scheduled times during the pause are skipped. A waiting
+        firing is cancelled. Idempotent: a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -277,7 +277,7 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
 class ScheduleService(object):
     """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
-    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
+    revoked or expires, the runs are refused. For a token, Pawl cannot detect that its user has left the organisation.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.

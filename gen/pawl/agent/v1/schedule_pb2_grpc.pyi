@@ -29,7 +29,7 @@ GRPC_VERSION: str
 class ScheduleServiceStub:
     """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
-    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
+    revoked or expires, the runs are refused. For a token, Pawl cannot detect that its user has left the organisation.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -51,8 +51,8 @@ class ScheduleServiceStub:
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     UpdateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]
-    """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
-    times that have not fired yet use the new definition, unless it changes those times. Idempotent.
+    """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Past
+    scheduled times that have not fired yet fire with the new definition, unless it changes the times. Idempotent.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -76,8 +76,8 @@ class ScheduleServiceStub:
     Errors: only the common ones.
     """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]
-    """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
-    for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
+    """Pauses a schedule. It does not fire until it is resumed. Scheduled times during the pause are skipped. A waiting
+    firing is cancelled. Idempotent: a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -130,7 +130,7 @@ class ScheduleServiceStub:
 class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
-    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
+    revoked or expires, the runs are refused. For a token, Pawl cannot detect that its user has left the organisation.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -149,8 +149,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     UpdateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]  # type: ignore[assignment]
-    """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
-    times that have not fired yet use the new definition, unless it changes those times. Idempotent.
+    """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Past
+    scheduled times that have not fired yet fire with the new definition, unless it changes the times. Idempotent.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -174,8 +174,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     Errors: only the common ones.
     """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]  # type: ignore[assignment]
-    """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
-    for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
+    """Pauses a schedule. It does not fire until it is resumed. Scheduled times during the pause are skipped. A waiting
+    firing is cancelled. Idempotent: a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -227,7 +227,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
 class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
     them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
-    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
+    revoked or expires, the runs are refused. For a token, Pawl cannot detect that its user has left the organisation.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -256,8 +256,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.UpdateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.UpdateScheduleResponse, _abc.Awaitable[_schedule_pb2.UpdateScheduleResponse]]:
-        """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
-        times that have not fired yet use the new definition, unless it changes those times. Idempotent.
+        """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Past
+        scheduled times that have not fired yet fire with the new definition, unless it changes the times. Idempotent.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -299,8 +299,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.PauseScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.PauseScheduleResponse, _abc.Awaitable[_schedule_pb2.PauseScheduleResponse]]:
-        """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
-        for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
+        """Pauses a schedule. It does not fire until it is resumed. Scheduled times during the pause are skipped. A waiting
+        firing is cancelled. Idempotent: a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

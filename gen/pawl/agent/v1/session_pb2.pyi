@@ -142,7 +142,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def offer(self) -> Global___Offer:
-        """A call that the client now holds, and that it must run."""
+        """A call that the client now holds and must run."""
 
     @_builtins.property
     def offer_revoked(self) -> Global___OfferRevoked:
@@ -197,10 +197,10 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Client-chosen ID, kept across reconnects. If empty, the server chooses one. A client with the same ID keeps its
-    calls. A client can have only one stream: a newer stream ends the older stream with CANCELLED. On the same replica,
-    this happens immediately. On another replica, it happens at the older stream's next lease request or heartbeat for
-    a call that the newer stream holds. Frames from the older stream about such a call get WRONG_HOLDER.
+    """Client-chosen ID, kept across reconnects. If empty, the server chooses one. A client that reconnects with the same
+    ID keeps its calls. A client can have only one stream: a newer stream ends the older stream with CANCELLED. On the
+    same replica, this happens immediately. On another replica, it happens at the older stream's next lease request or
+    heartbeat for a call that the newer stream holds. Frames from the older stream about such a call get WRONG_HOLDER.
     """
     calls_max: _builtins.int
     """Maximum number of concurrent calls, 1 to 64; default 1."""
@@ -210,9 +210,9 @@ class Hello(_message.Message):
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools for every run that this stream starts, in addition to Start.front_end_tools. Errors in
-        them are reported in the receipts for `start` frames, so that a client can always reconnect. Not used for
-        runs with `without_tools`.
+        """Front-end tools for every run that this stream starts, in addition to Start.front_end_tools. Errors in these tools
+        are reported in the receipts for `start` frames, so that a client can always reconnect. Not used for runs with
+        `without_tools`.
         """
 
     def __init__(
@@ -344,9 +344,9 @@ class Start(_message.Message):
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools for the run; see StartRunRequest.front_end_tools. Including those in the hello, there can be at
-        most 64 tools, with 64 KiB in total. Calls to these tools go only to this client ID, even after a reconnect, and
-        even if the hello does not list the tools. The user can also return results with SubmitToolResults.
+        """Front-end tools for the run; see StartRunRequest.front_end_tools. Together with Hello.front_end_tools, there can be
+        at most 64 tools, with 64 KiB in total. Calls to these tools go only to this client ID, even after a reconnect, and
+        even if Hello.tools does not list the tools. The user can also return results with SubmitToolResults.
         """
 
     @_builtins.property
@@ -676,7 +676,7 @@ class End(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     last_seq: _builtins.int
-    """Seq of its last event."""
+    """Seq of the run's last event."""
     state: _run_pb2.RunState.ValueType
     """Final state of the run."""
     def __init__(

@@ -100,10 +100,9 @@ class TriggerServiceServicer(object):
     """
 
     def CreateTrigger(self, request, context):
-        """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
-        the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
-        fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
-        running.
+        """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns the same
+        trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails fire the trigger
+        if they arrive after the first poll, which happens within seconds if the mailbox service is running.
 
         Errors:
         - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
@@ -158,8 +157,8 @@ class TriggerServiceServicer(object):
 
     def PauseTrigger(self, request, context):
         """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
-        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
-        the note.
+        waiting events. E-mails that arrive during the pause fire the trigger afterwards. Idempotent: a repeated call only
+        changes the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

@@ -39,10 +39,9 @@ class TriggerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TriggerServiceAsyncStub: ...
     CreateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]
-    """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
-    the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
-    fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
-    running.
+    """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns the same
+    trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails fire the trigger
+    if they arrive after the first poll, which happens within seconds if the mailbox service is running.
 
     Errors:
     - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
@@ -81,8 +80,8 @@ class TriggerServiceStub:
     """
     PauseTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]
     """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
-    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
-    the note.
+    waiting events. E-mails that arrive during the pause fire the trigger afterwards. Idempotent: a repeated call only
+    changes the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -157,10 +156,9 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.CreateTriggerRequest, _trigger_pb2.CreateTriggerResponse]  # type: ignore[assignment]
-    """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
-    the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
-    fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
-    running.
+    """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns the same
+    trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails fire the trigger
+    if they arrive after the first poll, which happens within seconds if the mailbox service is running.
 
     Errors:
     - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
@@ -199,8 +197,8 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """
     PauseTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]  # type: ignore[assignment]
     """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
-    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
-    the note.
+    waiting events. E-mails that arrive during the pause fire the trigger afterwards. Idempotent: a repeated call only
+    changes the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -278,10 +276,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.CreateTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.CreateTriggerResponse, _abc.Awaitable[_trigger_pb2.CreateTriggerResponse]]:
-        """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns
-        the same trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails
-        fire it if they arrive after the first poll, which happens within seconds if the mailbox service is
-        running.
+        """Creates a trigger and, for a webhook, returns its secret once. Sending the same definition again returns the same
+        trigger. A user can have 100 triggers. A trigger with a mailbox requires the admin role. E-mails fire the trigger
+        if they arrive after the first poll, which happens within seconds if the mailbox service is running.
 
         Errors:
         - ALREADY_EXISTS / TRIGGER_EXISTS: A different trigger already has this name.
@@ -344,8 +341,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.PauseTriggerResponse, _abc.Awaitable[_trigger_pb2.PauseTriggerResponse]]:
         """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
-        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
-        the note.
+        waiting events. E-mails that arrive during the pause fire the trigger afterwards. Idempotent: a repeated call only
+        changes the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

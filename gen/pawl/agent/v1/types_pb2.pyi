@@ -71,7 +71,7 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_ACCEPTED: _ReceiptStatus.ValueType  # 1
     """Accepted; durable and final."""
     RECEIPT_STATUS_DUPLICATE: _ReceiptStatus.ValueType  # 2
-    """Already accepted before; nothing changed."""
+    """Already accepted; nothing changed."""
     RECEIPT_STATUS_LATE: _ReceiptStatus.ValueType  # 3
     """The call, decision or run was already settled. Nothing changed."""
     RECEIPT_STATUS_WRONG_HOLDER: _ReceiptStatus.ValueType  # 4
@@ -89,7 +89,7 @@ RECEIPT_STATUS_UNSPECIFIED: ReceiptStatus.ValueType  # 0
 RECEIPT_STATUS_ACCEPTED: ReceiptStatus.ValueType  # 1
 """Accepted; durable and final."""
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus.ValueType  # 2
-"""Already accepted before; nothing changed."""
+"""Already accepted; nothing changed."""
 RECEIPT_STATUS_LATE: ReceiptStatus.ValueType  # 3
 """The call, decision or run was already settled. Nothing changed."""
 RECEIPT_STATUS_WRONG_HOLDER: ReceiptStatus.ValueType  # 4
@@ -120,7 +120,7 @@ class ToolResult(_message.Message):
     is_error: _builtins.bool
     """Whether the content is an error for the model."""
     offer_epoch: _builtins.int
-    """Lease under which the call ran. Required in a Session and with a `client_id`; otherwise 0."""
+    """Epoch of the lease under which the call ran. Required in a Session and with a `client_id`; otherwise 0."""
     def __init__(
         self,
         *,
@@ -160,7 +160,7 @@ class CallDecision(_message.Message):
     kind: _call_pb2.DecisionKind.ValueType
     """The decision."""
     digest: _builtins.str
-    """Digest that was shown. Required for gated calls, and ignored for questions."""
+    """Digest of the call as shown to the user. Required for gated calls, and ignored for questions."""
     arguments_json: _builtins.bytes
     """EDIT: the new arguments as a strict JSON object. Not allowed otherwise."""
     reason: _builtins.str
@@ -171,13 +171,13 @@ class CallDecision(_message.Message):
     """
     for_series: _builtins.bool
     """APPROVE and EDIT: grant the whole series (ApprovalRequest.series), not just this call. `digest` is then the digest
-    of the series. All approvers must approve the same: the call or the series. If there is no series, the decision
-    fails with GRANT_NOT_OFFERED.
+    of the series. All approvers must approve the same thing, either the call or the series. If there is no series, the
+    decision fails with GRANT_NOT_OFFERED.
     """
     @_builtins.property
     def edited_series(self) -> _call_pb2.Series:
-        """EDIT with `for_series`: new number of iterations, interval and end. If absent, those shown are kept. If it has no
-        `end_time`, the end that was shown is kept.
+        """EDIT with `for_series`: new number of iterations, interval and end. If absent, the series does not change. Without
+        `end_time`, the end does not change.
         """
 
     def __init__(
@@ -220,7 +220,7 @@ class Receipt(_message.Message):
     reason: _builtins.str
     """Name of a pawl.error.v1.ErrorReason, without its prefix; empty if ACCEPTED or DUPLICATE."""
     message: _builtins.str
-    """Human-readable message: what happened and what to do next."""
+    """Human-readable message that explains what happened and what to do next."""
     run_id: _builtins.str
     """Run ID; for `start`, the ID of the run that was created."""
     call_id: _builtins.str

@@ -110,7 +110,7 @@ class CallUndo(_message.Message):
     undo_call_id: _builtins.str
     """Last call that executed the inverse. Empty if there is none."""
     undo_run_id: _builtins.str
-    """That call's run."""
+    """Run of the call `undo_call_id`."""
     def __init__(
         self,
         *,

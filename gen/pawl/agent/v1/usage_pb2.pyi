@@ -52,7 +52,7 @@ class _UsageDimension:
 class _UsageDimensionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageDimension.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     USAGE_DIMENSION_UNSPECIFIED: _UsageDimension.ValueType  # 0
-    """Not valid."""
+    """Rejected with INVALID_ARGUMENT."""
     USAGE_DIMENSION_STORE: _UsageDimension.ValueType  # 1
     """The store. Requires a deployment key."""
     USAGE_DIMENSION_USER: _UsageDimension.ValueType  # 2
@@ -65,10 +65,10 @@ class _UsageDimensionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageD
     """The model. Returns only the figures of model calls."""
 
 class UsageDimension(_UsageDimension, metaclass=_UsageDimensionEnumTypeWrapper):
-    """What figures are grouped by."""
+    """Dimension by which figures are grouped."""
 
 USAGE_DIMENSION_UNSPECIFIED: UsageDimension.ValueType  # 0
-"""Not valid."""
+"""Rejected with INVALID_ARGUMENT."""
 USAGE_DIMENSION_STORE: UsageDimension.ValueType  # 1
 """The store. Requires a deployment key."""
 USAGE_DIMENSION_USER: UsageDimension.ValueType  # 2
@@ -105,9 +105,9 @@ class GetUsageRequest(_message.Message):
     agent_name: _builtins.str
     """Include only runs of this agent; empty means all."""
     tool_name: _builtins.str
-    """Include only calls of this tool; empty means all figures. Excludes `model`."""
+    """Include only calls of this tool; empty means all figures. Cannot be combined with `model`."""
     model: _builtins.str
-    """Include only calls of this model; empty means all figures. Excludes `tool_name`."""
+    """Include only calls of this model; empty means all figures. Cannot be combined with `tool_name`."""
     period: Global___UsagePeriod.ValueType
     """Length of the periods."""
     page_size: _builtins.int
@@ -160,7 +160,7 @@ class GetUsageResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
-    """Token for the next page; empty if this is the last."""
+    """Token for the next page; empty on the last page."""
     @_builtins.property
     def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___UsageRow]:
         """Rows with figures, newest first, then by the dimensions."""
@@ -261,20 +261,20 @@ class UsageFigures(_message.Message):
     rounds: _builtins.int
     """Rounds of the runs that ended."""
     run_seconds: _builtins.float
-    """Time from creation to end of the runs that ended, in seconds, added up."""
+    """Total seconds from creation to end, over the runs that ended."""
     calls_succeeded: _builtins.int
-    """Calls that succeeded, or returned with a job's ID."""
+    """Calls that succeeded, or that continue as a job."""
     calls_failed: _builtins.int
     """Calls that failed, or whose outcome is unknown."""
     calls_refused: _builtins.int
     """Calls that were rejected or cancelled, or expired."""
     call_seconds: _builtins.float
-    """Time from start to end of the calls that ended, in seconds, added up."""
+    """Total seconds from start to end, over the calls that ended."""
     users: _builtins.int
     """Number of distinct users."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
-        """Usage by the runs' own model calls, and by titles."""
+        """Token usage of the runs' own model calls, and of the model calls that write titles."""
 
     def __init__(
         self,

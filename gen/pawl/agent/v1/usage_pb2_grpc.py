@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class UsageServiceStub(object):
-    """Returns exact usage figures. They are counted in the transaction that changes a run or call, by the hour (UTC), and
-    kept when runs and conversations are deleted. Imported histories do not count.
+    """Returns exact usage figures. They are updated in the transaction that changes a run or call, stored by hour (UTC),
+    and kept when runs and conversations are deleted. Imported histories do not count.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class UsageServiceStub(object):
 
 
 class UsageServiceServicer(object):
-    """Returns exact usage figures. They are counted in the transaction that changes a run or call, by the hour (UTC), and
-    kept when runs and conversations are deleted. Imported histories do not count.
+    """Returns exact usage figures. They are updated in the transaction that changes a run or call, stored by hour (UTC),
+    and kept when runs and conversations are deleted. Imported histories do not count.
     """
 
     def GetUsage(self, request, context):
@@ -79,8 +79,8 @@ def add_UsageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class UsageService(object):
-    """Returns exact usage figures. They are counted in the transaction that changes a run or call, by the hour (UTC), and
-    kept when runs and conversations are deleted. Imported histories do not count.
+    """Returns exact usage figures. They are updated in the transaction that changes a run or call, stored by hour (UTC),
+    and kept when runs and conversations are deleted. Imported histories do not count.
     """
 
     @staticmethod

@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class UsageServiceStub:
-    """Returns exact usage figures. They are counted in the transaction that changes a run or call, by the hour (UTC), and
-    kept when runs and conversations are deleted. Imported histories do not count.
+    """Returns exact usage figures. They are updated in the transaction that changes a run or call, stored by hour (UTC),
+    and kept when runs and conversations are deleted. Imported histories do not count.
     """
 
     @_typing.overload
@@ -48,8 +48,8 @@ class UsageServiceStub:
 
 @_typing.type_check_only
 class UsageServiceAsyncStub(UsageServiceStub):
-    """Returns exact usage figures. They are counted in the transaction that changes a run or call, by the hour (UTC), and
-    kept when runs and conversations are deleted. Imported histories do not count.
+    """Returns exact usage figures. They are updated in the transaction that changes a run or call, stored by hour (UTC),
+    and kept when runs and conversations are deleted. Imported histories do not count.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -65,8 +65,8 @@ class UsageServiceAsyncStub(UsageServiceStub):
     """
 
 class UsageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Returns exact usage figures. They are counted in the transaction that changes a run or call, by the hour (UTC), and
-    kept when runs and conversations are deleted. Imported histories do not count.
+    """Returns exact usage figures. They are updated in the transaction that changes a run or call, stored by hour (UTC),
+    and kept when runs and conversations are deleted. Imported histories do not count.
     """
 
     @_abc_1.abstractmethod

@@ -132,8 +132,8 @@ class CallerInfo(_message.Message):
 
     @_builtins.property
     def methods(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Methods that the caller can call, sorted, in the form `/pawl.agent.v1.AgentService/GetRun`. Some methods
-        require additional roles for certain requests, as stated in their comments.
+        """Methods that the caller can call, sorted, in the form `/pawl.agent.v1.AgentService/GetRun`. Some methods require
+        additional roles for certain requests, as their comments explain.
         """
 
     def __init__(

@@ -116,7 +116,7 @@ class GetWorkflowResponse(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     MERMAID_FIELD_NUMBER: _builtins.int
     mermaid: _builtins.str
-    """Its graph as a Mermaid flowchart."""
+    """The workflow's graph as a Mermaid flowchart."""
     @_builtins.property
     def workflow(self) -> _workflow_pb2.WorkflowVersion:
         """The version."""
@@ -367,7 +367,7 @@ class StartWorkflowRequest(_message.Message):
     input_json: _builtins.bytes
     """Input as JSON, at most 256 KiB; empty means {}."""
     reports_to_conversation_id: _builtins.str
-    """The conversation of the caller that is notified when the run ends, as for a job. Empty means the caller's inbox."""
+    """The caller's conversation that is notified when the run ends, as for a job. Empty means the caller's inbox."""
     total_tokens_max: _builtins.int
     """Token budget of the run and all runs below it; 0 means the deployment's default."""
     @_builtins.property
@@ -693,7 +693,7 @@ class SendEventRequest(_message.Message):
     name: _builtins.str
     """Name of the event. A node of the workflow must wait for it."""
     payload_json: _builtins.bytes
-    """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
+    """Payload as JSON, at most 64 KiB; empty means null. The payload becomes the node's output."""
     event_id: _builtins.str
     """Idempotency key of the event, unique in the run. Without an ID, each request is a new event."""
     token: _builtins.str

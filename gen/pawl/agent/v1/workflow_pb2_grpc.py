@@ -209,7 +209,7 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RerunFrom(self, request, context):
-        """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+        """Starts a new run with the same version and input, and reuses the outputs of finished nodes that do not depend on
         `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
         their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
@@ -236,7 +236,7 @@ class WorkflowServiceServicer(object):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -249,7 +249,7 @@ class WorkflowServiceServicer(object):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -268,10 +268,10 @@ class WorkflowServiceServicer(object):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run already keeps 100 events, and no node waits for this event.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
         - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
         - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.

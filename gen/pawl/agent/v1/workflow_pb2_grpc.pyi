@@ -105,7 +105,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / NODE_NOT_FOUND
     """
     RerunFrom: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]
-    """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+    """Starts a new run with the same version and input, and reuses the outputs of finished nodes that do not depend on
     `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
     their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
@@ -128,7 +128,7 @@ class WorkflowServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -137,7 +137,7 @@ class WorkflowServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -152,10 +152,10 @@ class WorkflowServiceStub:
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run already keeps 100 events, and no node waits for this event.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
     - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
     - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -238,7 +238,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / NODE_NOT_FOUND
     """
     RerunFrom: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]  # type: ignore[assignment]
-    """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+    """Starts a new run with the same version and input, and reuses the outputs of finished nodes that do not depend on
     `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
     their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
@@ -261,7 +261,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -270,7 +270,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -285,10 +285,10 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+    - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run already keeps 100 events, and no node waits for this event.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
     - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
     - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -422,7 +422,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.RerunFromRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.RerunFromResponse, _abc.Awaitable[_workflow_pb2.RerunFromResponse]]:
-        """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+        """Starts a new run with the same version and input, and reuses the outputs of finished nodes that do not depend on
         `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
         their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
@@ -451,7 +451,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -466,7 +466,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -487,10 +487,10 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - FAILED_PRECONDITION / RUN_ENDED: Also if the run is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run already keeps 100 events, and no node waits for this event.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
         - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
         - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.

@@ -210,7 +210,7 @@ class Reply(_message.Message):
     """Whether this is the last reply to the call."""
     @_builtins.property
     def failure(self) -> Global___Failure:
-        """Why the call failed. Absent if it did not fail. Set only together with `last`."""
+        """The call's error status. Absent if the call succeeded. Set only together with `last`."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Failure(_message.Message):
     reason: _builtins.str
     """Name of a pawl.error.v1.ErrorReason."""
     message: _builtins.str
-    """Human-readable message: what happened and what to do next."""
+    """Human-readable message that explains what happened and what to do next."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Metadata, as in google.rpc.ErrorInfo."""

@@ -54,11 +54,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_PAGE_TOKEN: _ErrorReason.ValueType  # 7
     """INVALID_ARGUMENT. The page token was not issued by this method for this filter."""
     ERROR_REASON_DIGEST_REQUIRED: _ErrorReason.ValueType  # 8
-    """INVALID_ARGUMENT. A decision does not carry the digest that was shown."""
+    """INVALID_ARGUMENT. The decision does not contain the digest of the call as shown to the user."""
     ERROR_REASON_HELLO_REQUIRED: _ErrorReason.ValueType  # 9
     """INVALID_ARGUMENT. The first frame of the stream, and only the first, must be `hello`."""
     ERROR_REASON_UNSUPPORTED_PART: _ErrorReason.ValueType  # 10
-    """INVALID_ARGUMENT. The models do not accept one of the message's parts; metadata `part` is its kind
+    """INVALID_ARGUMENT. The models do not support a part of the message; metadata `part` is its kind
     (DeploymentInfo.part_kinds).
     """
     ERROR_REASON_INVALID_HISTORY: _ErrorReason.ValueType  # 14
@@ -136,9 +136,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_GRANT_NOT_OFFERED: _ErrorReason.ValueType  # 77
     """FAILED_PRECONDITION. The call does not offer a series to grant; decide on just this call."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 63
-    """FAILED_PRECONDITION. The digest does not match the current call. Read the call again and show it again."""
+    """FAILED_PRECONDITION. The digest does not match the current call. Read the call again, and show it to the user
+    again.
+    """
     ERROR_REASON_ILLEGAL_TRANSITION: _ErrorReason.ValueType  # 64
-    """FAILED_PRECONDITION. The state tables do not allow the transition."""
+    """FAILED_PRECONDITION. The state machine does not allow the transition."""
     ERROR_REASON_CONVERSATION_BUSY: _ErrorReason.ValueType  # 65
     """FAILED_PRECONDITION. The conversation has an active run, and the policy is REJECT."""
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 66
@@ -157,7 +159,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The agent's delegations form a cycle; the message lists the agents."""
     ERROR_REASON_FEATURE_OFF: _ErrorReason.ValueType  # 78
     """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
-    (pawl.settings.v1.Settings.switches). The request had no effect. The caller can do the work in another way.
+    (pawl.settings.v1.Settings.switches). The request had no effect.
     """
     ERROR_REASON_MODEL_NOT_ALLOWED: _ErrorReason.ValueType  # 82
     """FAILED_PRECONDITION. The store may not use the model; metadata `model` names it
@@ -168,9 +170,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     conversation.
     """
     ERROR_REASON_FORK_POINT_OPEN: _ErrorReason.ValueType  # 69
-    """FAILED_PRECONDITION. The conversation cannot be forked there, because the history up to that point has no answer
-    yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid message
-    numbers, if they exist.
+    """FAILED_PRECONDITION. The conversation cannot be forked at this position, because the history up to that point has
+    no answer yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid
+    message numbers, if they exist.
     """
     ERROR_REASON_RUN_OF_ANOTHER_USER: _ErrorReason.ValueType  # 70
     """FAILED_PRECONDITION. The active run belongs to another user, so a message cannot steer or interrupt it.
@@ -179,7 +181,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TRIGGER_PAUSED: _ErrorReason.ValueType  # 71
     """FAILED_PRECONDITION. The trigger is paused. Deliver the event again later."""
     ERROR_REASON_UNREADABLE: _ErrorReason.ValueType  # 73
-    """FAILED_PRECONDITION. The stored row is damaged. It can be deleted."""
+    """FAILED_PRECONDITION. The stored row is damaged. Delete it."""
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. The position is beyond the end of the log. Metadata `last_seq` is the last position."""
     ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 100
@@ -191,7 +193,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 120
     """RESOURCE_EXHAUSTED. A message, field or collection exceeds its limit."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 121
-    """RESOURCE_EXHAUSTED. Too many concurrent calls or streams; try again later."""
+    """RESOURCE_EXHAUSTED. Too many concurrent calls or streams. Try again later."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 122
     """RESOURCE_EXHAUSTED. A queue is full. This can be the conversation's messages, the run's inbox, or the store's runs
     or jobs. Send the same request again later.
@@ -217,7 +219,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 141
     """PERMISSION_DENIED. The credential does not allow this."""
     ERROR_REASON_BAD_SIGNATURE: _ErrorReason.ValueType  # 142
-    """PERMISSION_DENIED. The webhook does not carry a valid signature or key for its trigger."""
+    """PERMISSION_DENIED. The webhook does not have a valid signature or key for its trigger."""
     ERROR_REASON_WEBHOOK_TOO_OLD: _ErrorReason.ValueType  # 143
     """PERMISSION_DENIED. The webhook's signature is valid, but its timestamp is off by more than five minutes."""
     ERROR_REASON_SESSION_EXPIRED: _ErrorReason.ValueType  # 144
@@ -267,11 +269,11 @@ ERROR_REASON_INVALID_ARGUMENTS: ErrorReason.ValueType  # 6
 ERROR_REASON_INVALID_PAGE_TOKEN: ErrorReason.ValueType  # 7
 """INVALID_ARGUMENT. The page token was not issued by this method for this filter."""
 ERROR_REASON_DIGEST_REQUIRED: ErrorReason.ValueType  # 8
-"""INVALID_ARGUMENT. A decision does not carry the digest that was shown."""
+"""INVALID_ARGUMENT. The decision does not contain the digest of the call as shown to the user."""
 ERROR_REASON_HELLO_REQUIRED: ErrorReason.ValueType  # 9
 """INVALID_ARGUMENT. The first frame of the stream, and only the first, must be `hello`."""
 ERROR_REASON_UNSUPPORTED_PART: ErrorReason.ValueType  # 10
-"""INVALID_ARGUMENT. The models do not accept one of the message's parts; metadata `part` is its kind
+"""INVALID_ARGUMENT. The models do not support a part of the message; metadata `part` is its kind
 (DeploymentInfo.part_kinds).
 """
 ERROR_REASON_INVALID_HISTORY: ErrorReason.ValueType  # 14
@@ -349,9 +351,11 @@ ERROR_REASON_ALREADY_DECIDED: ErrorReason.ValueType  # 62
 ERROR_REASON_GRANT_NOT_OFFERED: ErrorReason.ValueType  # 77
 """FAILED_PRECONDITION. The call does not offer a series to grant; decide on just this call."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 63
-"""FAILED_PRECONDITION. The digest does not match the current call. Read the call again and show it again."""
+"""FAILED_PRECONDITION. The digest does not match the current call. Read the call again, and show it to the user
+again.
+"""
 ERROR_REASON_ILLEGAL_TRANSITION: ErrorReason.ValueType  # 64
-"""FAILED_PRECONDITION. The state tables do not allow the transition."""
+"""FAILED_PRECONDITION. The state machine does not allow the transition."""
 ERROR_REASON_CONVERSATION_BUSY: ErrorReason.ValueType  # 65
 """FAILED_PRECONDITION. The conversation has an active run, and the policy is REJECT."""
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 66
@@ -370,7 +374,7 @@ ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION. The agent's delegations form a cycle; the message lists the agents."""
 ERROR_REASON_FEATURE_OFF: ErrorReason.ValueType  # 78
 """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
-(pawl.settings.v1.Settings.switches). The request had no effect. The caller can do the work in another way.
+(pawl.settings.v1.Settings.switches). The request had no effect.
 """
 ERROR_REASON_MODEL_NOT_ALLOWED: ErrorReason.ValueType  # 82
 """FAILED_PRECONDITION. The store may not use the model; metadata `model` names it
@@ -381,9 +385,9 @@ ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
 conversation.
 """
 ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69
-"""FAILED_PRECONDITION. The conversation cannot be forked there, because the history up to that point has no answer
-yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid message
-numbers, if they exist.
+"""FAILED_PRECONDITION. The conversation cannot be forked at this position, because the history up to that point has
+no answer yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid
+message numbers, if they exist.
 """
 ERROR_REASON_RUN_OF_ANOTHER_USER: ErrorReason.ValueType  # 70
 """FAILED_PRECONDITION. The active run belongs to another user, so a message cannot steer or interrupt it.
@@ -392,7 +396,7 @@ Use the QUEUE policy to start a separate run.
 ERROR_REASON_TRIGGER_PAUSED: ErrorReason.ValueType  # 71
 """FAILED_PRECONDITION. The trigger is paused. Deliver the event again later."""
 ERROR_REASON_UNREADABLE: ErrorReason.ValueType  # 73
-"""FAILED_PRECONDITION. The stored row is damaged. It can be deleted."""
+"""FAILED_PRECONDITION. The stored row is damaged. Delete it."""
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. The position is beyond the end of the log. Metadata `last_seq` is the last position."""
 ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 100
@@ -404,7 +408,7 @@ ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 102
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 120
 """RESOURCE_EXHAUSTED. A message, field or collection exceeds its limit."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 121
-"""RESOURCE_EXHAUSTED. Too many concurrent calls or streams; try again later."""
+"""RESOURCE_EXHAUSTED. Too many concurrent calls or streams. Try again later."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 122
 """RESOURCE_EXHAUSTED. A queue is full. This can be the conversation's messages, the run's inbox, or the store's runs
 or jobs. Send the same request again later.
@@ -430,7 +434,7 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 141
 """PERMISSION_DENIED. The credential does not allow this."""
 ERROR_REASON_BAD_SIGNATURE: ErrorReason.ValueType  # 142
-"""PERMISSION_DENIED. The webhook does not carry a valid signature or key for its trigger."""
+"""PERMISSION_DENIED. The webhook does not have a valid signature or key for its trigger."""
 ERROR_REASON_WEBHOOK_TOO_OLD: ErrorReason.ValueType  # 143
 """PERMISSION_DENIED. The webhook's signature is valid, but its timestamp is off by more than five minutes."""
 ERROR_REASON_SESSION_EXPIRED: ErrorReason.ValueType  # 144

@@ -22,8 +22,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AgentDefinition(_message.Message):
-    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never gives its user
-    more permissions. Its runs get only tools that the user may call, and limits within the deployment's ceilings.
+    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never extends its
+    user's permissions. Its runs get only tools that the user may call, and limits within the deployment's ceilings.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -86,8 +86,8 @@ class AgentDefinition(_message.Message):
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The user must have one of these roles; empty means that any user may use it. At most 32. Not allowed for
-        `default`.
+        """Roles that may use the agent, any one of which is enough; empty means that any user may use it. At most 32. Not
+        allowed for `default`.
         """
 
     @_builtins.property
@@ -211,20 +211,20 @@ class AgentVersion(_message.Message):
     `default`, which is used by stores that do not have their own, has version 0.
     """
     create_user_id: _builtins.str
-    """User who saved it; empty for version 0."""
+    """User who saved this version; empty for version 0."""
     draft: _builtins.bool
-    """Whether it is a draft, visible only to that user. Runs refer to it as `draft/NAME`."""
+    """Whether this is a draft, visible only to its user. Runs refer to it as `draft/NAME`."""
     @_builtins.property
     def definition(self) -> Global___AgentDefinition:
         """The definition."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that were selected when it was saved, by name."""
+        """Tools that were selected when this version was saved, sorted by name."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was saved; absent for version 0."""
+        """When this version was saved; absent for version 0."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     CALL_STATE_RUNNABLE: _CallState.ValueType  # 5
     """May run; waiting for earlier calls. Transient state."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 6
-    """Durably recorded as started; it may already have taken effect. Transient state."""
+    """Durably recorded as started; the call may already have taken effect. Transient state."""
     CALL_STATE_DELEGATED: _CallState.ValueType  # 7
     """Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted state."""
     CALL_STATE_SUCCEEDED: _CallState.ValueType  # 10
@@ -83,7 +83,7 @@ one while running.
 CALL_STATE_RUNNABLE: CallState.ValueType  # 5
 """May run; waiting for earlier calls. Transient state."""
 CALL_STATE_RUNNING: CallState.ValueType  # 6
-"""Durably recorded as started; it may already have taken effect. Transient state."""
+"""Durably recorded as started; the call may already have taken effect. Transient state."""
 CALL_STATE_DELEGATED: CallState.ValueType  # 7
 """Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted state."""
 CALL_STATE_SUCCEEDED: CallState.ValueType  # 10
@@ -312,7 +312,7 @@ class ApprovalRequest(_message.Message):
     approvals_required: _builtins.int
     """Number of different users who must approve. It is at least 1; 0 means 1. If it is 2 or more, the user who started
     or steered the run cannot approve, and each approver needs a credential that differs from the others' and from the
-    run's. Acting with a key also counts as an action by the key's creator.
+    run's. An action with a key also counts as an action by the key's creators.
     """
     escalated: _builtins.bool
     """Whether the request expired once and was extended (ApprovalExpiryPolicy ESCALATE)."""
@@ -330,8 +330,8 @@ class ApprovalRequest(_message.Message):
 
     @_builtins.property
     def series(self) -> Global___Series:
-        """Series that can be granted instead of approving only this call. Absent if each call must be decided on. If a grant
-        (Run.grant) covers the call, this is the granted series.
+        """Series that can be granted instead of approving only this call. Absent if each call needs its own decision. If a
+        grant (Run.grant) covers the call, this is the granted series.
         """
 
     def __init__(
@@ -367,9 +367,8 @@ class Series(_message.Message):
     END_TIME_FIELD_NUMBER: _builtins.int
     GRANT_CALL_ID_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
-    """SHA-256, in hex, that a decision on the series must include. Ignored in requests to change the series. It
-    covers store, run, tool, the pinned and the current tool version, canonical arguments, and the fields
-    below.
+    """SHA-256, in hex, that a decision on the series must include. Ignored in requests to change the series. It covers
+    store, run, tool, the pinned and the current tool version, canonical arguments, and the following fields.
     """
     interval_seconds: _builtins.float
     """Seconds between iterations, 0.5 to 86400."""
@@ -412,18 +411,18 @@ class Grant(_message.Message):
     USES_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Call whose approval granted it."""
+    """Call whose approval granted the series."""
     uses: _builtins.int
-    """Iterations started under it, including that call."""
+    """Iterations started under the grant, including the call `call_id`."""
     ended: _builtins.bool
-    """Whether the grant has ended. After that, iterations are decided on one by one, or the series is granted again."""
+    """Whether the grant has ended. After that, each iteration needs its own decision until the series is granted again."""
     @_builtins.property
     def series(self) -> Global___Series:
         """The granted series."""
 
     @_builtins.property
     def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """The approvals that granted it, in order."""
+        """The approvals that granted the series, in order."""
 
     def __init__(
         self,
@@ -470,7 +469,7 @@ class Decision(_message.Message):
     """User ID of the delegate that decided for `user_id`; empty if that user decided directly."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was accepted."""
+        """When the decision was accepted."""
 
     @_builtins.property
     def series(self) -> Global___Series:
@@ -512,7 +511,7 @@ class Question(_message.Message):
     question: _builtins.str
     """The question."""
     why: _builtins.str
-    """Why it is asked; may be empty."""
+    """Why the question is asked; may be empty."""
     kind: Global___QuestionKind.ValueType
     """Purpose of the question."""
     default_answer: _builtins.str
@@ -712,9 +711,9 @@ class Call(_message.Message):
     call_id: _builtins.str
     """Call ID, which is also the idempotency key passed to the tool."""
     round: _builtins.int
-    """Round of the run that requested it, starting at 1."""
+    """Round of the run in which the call was requested, starting at 1."""
     index: _builtins.int
-    """Position in its batch, starting at 0."""
+    """Position of the call in its batch, starting at 0."""
     provider_call_id: _builtins.str
     """ID from the model server; unique only within its batch, and may be empty."""
     undoes_call_id: _builtins.str
@@ -738,34 +737,34 @@ class Call(_message.Message):
     proposed_arguments: _builtins.str
     """Arguments exactly as the model wrote them; may be invalid JSON."""
     attempt: _builtins.int
-    """How often a worker has started to execute it. Within one attempt, the worker may call the registry again with the
-    same key.
+    """How often a worker has started to execute the call. Within one attempt, the worker may call the registry again with
+    the same key.
     """
     parallel: _builtins.bool
-    """Whether it may run in parallel with the other calls of its batch."""
+    """Whether the call may run in parallel with the other calls of its batch."""
     timeout_seconds: _builtins.float
     """Timeout of each execution in seconds."""
     offer_fallback: Global___OfferFallback.ValueType
-    """What happens if no client runs it in time; front-end calls only."""
+    """What happens if no client runs the call in time; front-end calls only."""
     fallback_tool_name: _builtins.str
     """Tool that runs instead, with BACKEND_TOOL."""
     result_omitted_bytes: _builtins.int
     """Size in bytes of a result that was left out."""
     rule_id: _builtins.str
-    """Rule that decided on it or required approval; empty if none did."""
+    """Rule that decided on the call or required approval; empty if none did."""
     user_id: _builtins.str
-    """User who started its run."""
+    """User who started the run."""
     child_run_id: _builtins.str
     """Run that executes the call. Set only if the call is or was DELEGATED, or is DETACHED."""
     imported: _builtins.bool
-    """Whether it was imported with ConversationService.ImportConversation. An imported call was not run by Pawl
-    and cannot be undone.
+    """Whether the call was imported with ConversationService.ImportConversation. An imported call was not run by Pawl and
+    cannot be undone.
     """
     agent_name: _builtins.str
     """The run's agent; empty for `default`."""
     asked_user_id: _builtins.str
-    """The only user who may decide on it or answer it. If set but empty, only users with the approver or admin role
-    may. If absent, the rules of AgentService.Decide apply.
+    """The only user who may decide on the call or answer its question. If set but empty, only users with the approver or
+    admin role may. If absent, the rules of AgentService.Decide apply.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -795,15 +794,15 @@ class Call(_message.Message):
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When the model requested it."""
+        """When the model requested the call."""
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its last execution started. For a front-end call, this is when the last client took it."""
+        """When the last execution started. For a front-end call, this is when the last client took it."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was settled."""
+        """When the call was settled."""
 
     def __init__(
         self,

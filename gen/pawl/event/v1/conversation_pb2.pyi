@@ -30,12 +30,12 @@ class _SharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sharing.Value
     SHARING_UNSPECIFIED: _Sharing.ValueType  # 0
     """In a request, leaves the sharing unchanged."""
     SHARING_PRIVATE: _Sharing.ValueType  # 1
-    """Nothing. To them, the conversation does not exist."""
+    """Nothing. To other users, the conversation does not exist."""
     SHARING_READ: _Sharing.ValueType  # 2
-    """Find it and read its messages, but not its runs' calls."""
+    """Find the conversation and read its messages, but not its runs' calls."""
     SHARING_WRITE: _Sharing.ValueType  # 3
-    """Also send messages to it, by its ID. A message starts a run that belongs to its sender, queued behind the
-    others. It cannot steer or interrupt another user's run (RUN_OF_ANOTHER_USER).
+    """As READ, and also send messages to the conversation by its ID. A message starts a run that belongs to its sender,
+    queued behind the others. It cannot steer or interrupt another user's run (RUN_OF_ANOTHER_USER).
     """
 
 class Sharing(_Sharing, metaclass=_SharingEnumTypeWrapper):
@@ -44,12 +44,12 @@ class Sharing(_Sharing, metaclass=_SharingEnumTypeWrapper):
 SHARING_UNSPECIFIED: Sharing.ValueType  # 0
 """In a request, leaves the sharing unchanged."""
 SHARING_PRIVATE: Sharing.ValueType  # 1
-"""Nothing. To them, the conversation does not exist."""
+"""Nothing. To other users, the conversation does not exist."""
 SHARING_READ: Sharing.ValueType  # 2
-"""Find it and read its messages, but not its runs' calls."""
+"""Find the conversation and read its messages, but not its runs' calls."""
 SHARING_WRITE: Sharing.ValueType  # 3
-"""Also send messages to it, by its ID. A message starts a run that belongs to its sender, queued behind the
-others. It cannot steer or interrupt another user's run (RUN_OF_ANOTHER_USER).
+"""As READ, and also send messages to the conversation by its ID. A message starts a run that belongs to its sender,
+queued behind the others. It cannot steer or interrupt another user's run (RUN_OF_ANOTHER_USER).
 """
 Global___Sharing: _TypeAlias = Sharing  # noqa: Y015
 
@@ -109,21 +109,21 @@ class Conversation(_message.Message):
     has_own_title: _builtins.bool
     """Whether the title is from the user."""
     archived: _builtins.bool
-    """Whether it is archived. The next message unarchives it."""
+    """Whether the conversation is archived. The next message unarchives it."""
     active_run_id: _builtins.str
     """Run whose turn it is; empty if no run is active. It may belong to another user with write access."""
     queued_run_count: _builtins.int
     """Number of runs that are waiting for their turn."""
     last_message_number: _builtins.int
-    """Number of its last message; 0 if there are no messages."""
+    """Number of the last message; 0 if there are no messages."""
     parent_run_id: _builtins.str
     """Run whose call is executed in this conversation. Empty if it is a user's own conversation. For a job that a user
     started, this is the job itself.
     """
     sharing: Global___Sharing.ValueType
-    """What other users of the store can do with it."""
+    """What other users of the store can do with the conversation."""
     shows_arguments: _builtins.bool
-    """Whether they can list its runs' calls, with arguments and results."""
+    """Whether other users can list the calls of the conversation's runs, with arguments and results."""
     forked_conversation_id: _builtins.str
     """For a fork: the original conversation, which may have been deleted; otherwise empty."""
     forked_number: _builtins.int
@@ -290,7 +290,7 @@ class LeftCall(_message.Message):
     """Final state of the call."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it started; absent for deleted calls."""
+        """When the call started; absent for deleted calls."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class _OperatorActEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OperatorA
     OPERATOR_ACT_UNSPECIFIED: _OperatorAct.ValueType  # 0
     """Never sent."""
     OPERATOR_ACT_RESOLVED: _OperatorAct.ValueType  # 1
-    """Reported the outcome of a call in doubt."""
+    """Reported the outcome of a call whose outcome was unknown."""
     OPERATOR_ACT_REDRIVEN: _OperatorAct.ValueType  # 2
     """Resumed a quarantined run."""
     OPERATOR_ACT_ENDED: _OperatorAct.ValueType  # 3
@@ -45,7 +45,7 @@ class OperatorAct(_OperatorAct, metaclass=_OperatorActEnumTypeWrapper):
 OPERATOR_ACT_UNSPECIFIED: OperatorAct.ValueType  # 0
 """Never sent."""
 OPERATOR_ACT_RESOLVED: OperatorAct.ValueType  # 1
-"""Reported the outcome of a call in doubt."""
+"""Reported the outcome of a call whose outcome was unknown."""
 OPERATOR_ACT_REDRIVEN: OperatorAct.ValueType  # 2
 """Resumed a quarantined run."""
 OPERATOR_ACT_ENDED: OperatorAct.ValueType  # 3
@@ -121,8 +121,8 @@ class RunEvent(_message.Message):
     seq: _builtins.int
     """Position in the run's log, starting at 1."""
     attempt: _builtins.int
-    """Epoch of the worker that wrote it. 0 if a command or the ledger wrote it. When it increases, another worker has
-    taken over, and any output of the open round with a lower epoch is void.
+    """Epoch of the worker that wrote the event; 0 if a command or the ledger wrote it. An increase means that another
+    worker has taken over, and any output of the open round with a lower epoch is void.
     """
     event_id: _builtins.str
     """ID of the event, which is the same everywhere. Use it to remove duplicates."""
@@ -187,7 +187,7 @@ class RunEvent(_message.Message):
 
     @_builtins.property
     def starter_paused(self) -> Global___StarterPaused:
-        """A schedule or trigger paused itself. Appears only in lifecycle events, not in a run's log. `run_id`,
+        """A schedule or trigger was paused automatically. Appears only in lifecycle events, not in a run's log. `run_id`,
         `conversation_id` and `seq` are empty.
         """
 
@@ -262,7 +262,7 @@ Global___RunChanged: _TypeAlias = RunChanged  # noqa: Y015
 
 @_typing.final
 class StarterPaused(_message.Message):
-    """A schedule or trigger that paused itself after too many failures. The event type is schedule.paused or
+    """A schedule or trigger was paused automatically after too many failures. The event type is schedule.paused or
     trigger.paused.
     """
 
@@ -274,9 +274,9 @@ class StarterPaused(_message.Message):
     name: _builtins.str
     """Name of the schedule or trigger."""
     user_id: _builtins.str
-    """User who owns it."""
+    """User who owns the schedule or trigger."""
     note: _builtins.str
-    """Why it paused."""
+    """Why it was paused."""
     def __init__(
         self,
         *,
@@ -306,7 +306,7 @@ class StarterFired(_message.Message):
     name: _builtins.str
     """Name of the schedule or trigger."""
     user_id: _builtins.str
-    """User who owns it."""
+    """User who owns the schedule or trigger."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
         """The firing and its outcome."""
@@ -340,7 +340,7 @@ class RunToppedUp(_message.Message):
     token_budget: _builtins.int
     """The new budget."""
     user_id: _builtins.str
-    """User who added them."""
+    """User who added the tokens."""
     def __init__(
         self,
         *,
@@ -671,7 +671,7 @@ Global___ToolProgress: _TypeAlias = ToolProgress  # noqa: Y015
 
 @_typing.final
 class Warning(_message.Message):
-    """A warning about a run."""
+    """A warning about a run that does not change the run's state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

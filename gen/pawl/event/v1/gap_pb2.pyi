@@ -39,7 +39,7 @@ class Gap(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     from_seq: _builtins.int
-    """First deleted event that the watcher asked for."""
+    """First deleted event that the watcher requested."""
     to_seq: _builtins.int
     """Last deleted event. Continue after it."""
     @_builtins.property

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Goal(_message.Message):
-    """An aim that a run pursues in several attempts until its criterion is met or a limit is reached."""
+    """A goal that a run pursues in several attempts until its criterion is met or a limit is reached."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -32,7 +32,7 @@ class Goal(_message.Message):
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     aim: _builtins.str
-    """What to achieve, at most 16 KiB."""
+    """Description of what to achieve, at most 16 KiB."""
     attempts_max: _builtins.int
     """Maximum number of attempts, 1 to 100; default 10. RaiseGoal raises it."""
     wait_seconds: _builtins.float
@@ -49,7 +49,7 @@ class Goal(_message.Message):
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the goal and any open attempt end; absent if there is no deadline. RaiseGoal can move it to a later time."""
+        """When the goal and its open attempt end; absent if there is no deadline. RaiseGoal can move it to a later time."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class GoalJudge(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     RUBRIC_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Name of its agent; empty means the agent that makes the attempts."""
+    """Name of the judge's agent; empty means the agent that makes the attempts."""
     rubric: _builtins.str
     """What counts as met, at most 16 KiB."""
     def __init__(
@@ -189,24 +189,24 @@ class GoalAttempt(_message.Message):
     call_id: _builtins.str
     """The call that makes the attempt."""
     run_id: _builtins.str
-    """Its child run."""
+    """The attempt's child run."""
     met: _builtins.bool
     """Whether the goal was met."""
     progress: _builtins.float
-    """Progress afterwards, from 0 to 1; absent if unknown."""
+    """Progress after the attempt, from 0 to 1; absent if unknown."""
     reason: _builtins.str
     """One sentence: why the aim is met, or what is missing."""
     judgement_call_id: _builtins.str
-    """The call to the criterion's tool, or to the judge, that judged the attempt. Empty until then."""
+    """The call to the criterion's tool, or to the judge, that judged the attempt. Empty until that call is made."""
     answer: _builtins.str
     """The agent's answer, or why its run failed, in one line of at most 800 bytes. Empty until the attempt ends."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it started."""
+        """When the attempt started."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was judged or, if it was not judged, when the goal ended. Absent until then."""
+        """When the attempt was judged or, if it was not judged, when the goal ended. Absent until then."""
 
     @_builtins.property
     def cited_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

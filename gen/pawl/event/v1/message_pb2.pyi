@@ -198,9 +198,9 @@ class Message(_message.Message):
     message_id: _builtins.str
     """Message ID."""
     conversation_id: _builtins.str
-    """Conversation in which it was written. A fork also shows messages from the original conversation."""
+    """Conversation in which the message was written. A fork also shows messages from the original conversation."""
     run_id: _builtins.str
-    """Run that added it."""
+    """Run that added the message."""
     number: _builtins.int
     """Position in the conversation, starting at 1, without gaps. The oldest messages are deleted long after a
     summary has replaced them (docs/guides/operations.md).
@@ -222,7 +222,7 @@ class Message(_message.Message):
     (ANSWER_CUT_OFF Warning). The model is informed.
     """
     refusal: _builtins.str
-    """The model's refusal, if it refused."""
+    """The model's refusal, if it refused to answer; otherwise empty."""
     first_output_seq: _builtins.int
     """Seq of the first output event that this message replaces; 0 if it replaces none."""
     last_output_seq: _builtins.int
@@ -230,7 +230,7 @@ class Message(_message.Message):
     summarised_to_number: _builtins.int
     """For ROLE_SUMMARY: number of the last message that it replaces."""
     imported: _builtins.bool
-    """Whether it was imported with ConversationService.ImportConversation. `create_time` is the time of the
+    """Whether the message was imported with ConversationService.ImportConversation. `create_time` is the time of the
     import. `run_id` refers to a placeholder run that is never listed.
     """
     misfit: _builtins.str
@@ -245,11 +245,11 @@ class Message(_message.Message):
     """For ROLE_NOTICE: content for the model, as a JSON array of objects."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls that it requests, in order."""
+        """Calls that the message requests, in order."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was added."""
+        """When the message was added."""
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:

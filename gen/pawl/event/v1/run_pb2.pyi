@@ -117,13 +117,13 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     WAIT_KIND_EVENT: _WaitKind.ValueType  # 11
     """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
     WAIT_KIND_JOB: _WaitKind.ValueType  # 12
-    """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
+    """A child run is waiting for the jobs that were started below it (Run.waits_for_jobs). Transient."""
     WAIT_KIND_PERSON: _WaitKind.ValueType  # 13
     """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
     WAIT_KIND_STORE_DAILY_TOKENS: _WaitKind.ValueType  # 14
-    """Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. For this kind and those
-    below, the run resumes when the day or month (UTC) ends, or when the limit is raised. No calls are waiting at the
-    same time.
+    """Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. For this kind and the
+    following three, the run resumes when the day or month (UTC) ends, or when the limit is raised. No calls are
+    waiting at the same time.
     """
     WAIT_KIND_STORE_MONTHLY_TOKENS: _WaitKind.ValueType  # 15
     """Its store has used up its monthly_tokens. Transient."""
@@ -172,13 +172,13 @@ calls are waiting at the same time.
 WAIT_KIND_EVENT: WaitKind.ValueType  # 11
 """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 WAIT_KIND_JOB: WaitKind.ValueType  # 12
-"""A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
+"""A child run is waiting for the jobs that were started below it (Run.waits_for_jobs). Transient."""
 WAIT_KIND_PERSON: WaitKind.ValueType  # 13
 """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
 WAIT_KIND_STORE_DAILY_TOKENS: WaitKind.ValueType  # 14
-"""Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. For this kind and those
-below, the run resumes when the day or month (UTC) ends, or when the limit is raised. No calls are waiting at the
-same time.
+"""Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. For this kind and the
+following three, the run resumes when the day or month (UTC) ends, or when the limit is raised. No calls are
+waiting at the same time.
 """
 WAIT_KIND_STORE_MONTHLY_TOKENS: WaitKind.ValueType  # 15
 """Its store has used up its monthly_tokens. Transient."""
@@ -329,7 +329,7 @@ class _RoundLimitPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Roun
     ROUND_LIMIT_POLICY_UNSPECIFIED: _RoundLimitPolicy.ValueType  # 0
     """The default: FINAL_ANSWER."""
     ROUND_LIMIT_POLICY_FINAL_ANSWER: _RoundLimitPolicy.ValueType  # 1
-    """The model is called once more without tools, so that it sees every result and answers."""
+    """The model is called once more without tools, so that it gets every result and can answer."""
     ROUND_LIMIT_POLICY_FAIL: _RoundLimitPolicy.ValueType  # 2
     """The run fails with reason ROUND_LIMIT, class LIMIT."""
 
@@ -339,7 +339,7 @@ class RoundLimitPolicy(_RoundLimitPolicy, metaclass=_RoundLimitPolicyEnumTypeWra
 ROUND_LIMIT_POLICY_UNSPECIFIED: RoundLimitPolicy.ValueType  # 0
 """The default: FINAL_ANSWER."""
 ROUND_LIMIT_POLICY_FINAL_ANSWER: RoundLimitPolicy.ValueType  # 1
-"""The model is called once more without tools, so that it sees every result and answers."""
+"""The model is called once more without tools, so that it gets every result and can answer."""
 ROUND_LIMIT_POLICY_FAIL: RoundLimitPolicy.ValueType  # 2
 """The run fails with reason ROUND_LIMIT, class LIMIT."""
 Global___RoundLimitPolicy: _TypeAlias = RoundLimitPolicy  # noqa: Y015
@@ -566,7 +566,7 @@ class Attention(_message.Message):
     """The reason."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it has needed an operator."""
+        """Time since which the run has needed an operator."""
 
     def __init__(
         self,
@@ -780,7 +780,7 @@ class RunLimits(_message.Message):
     """Seconds to wait for a model server that is unreachable, rate-limits the run or fails with 5xx; default
     900. Applies after all `model_attempts_max` attempts and all fallback models. The run is WAITING
       (WAIT_KIND_PROVIDER). It retries after 10 s, then at growing intervals of up to a minute, and once more at the
-      end. With 0, it fails immediately. Turns started by job reports do not wait.
+      end. With 0, the run fails immediately. Turns started by job reports do not wait.
     """
     def __init__(
         self,
@@ -900,7 +900,7 @@ Global___RunLimits: _TypeAlias = RunLimits  # noqa: Y015
 
 @_typing.final
 class RunOptions(_message.Message):
-    """Options for a run. They cannot change once it is created."""
+    """Options for a run. They cannot change once the run is created."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1206,7 +1206,7 @@ class Undo(_message.Message):
     call_id: _builtins.str
     """The only call to undo; empty means all."""
     user_id: _builtins.str
-    """User who requested it: the run's user, or an admin."""
+    """User who requested the undo: the run's user, or an admin."""
     def __init__(
         self,
         *,
@@ -1234,9 +1234,11 @@ class RunAbove(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     conversation_id: _builtins.str
-    """Its conversation. For a job, this is the conversation to which the job reports."""
+    """The ancestor's conversation. For a job, this is the conversation to which the job reports."""
     agent_name: _builtins.str
-    """Its agent. This is `default` if the run was started without an agent, and empty if the agent was not recorded."""
+    """The ancestor's agent. This is `default` if it was started without an agent, and empty if the agent was not
+    recorded.
+    """
     def __init__(
         self,
         *,
@@ -1301,7 +1303,7 @@ class JobProgress(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     fraction: _builtins.float
-    """Completed fraction from 0 to 1; absent if the tool does not know it."""
+    """Completed fraction from 0 to 1; absent if unknown."""
     message: _builtins.str
     """Description for users, at most 1 KiB; may be empty."""
     @_builtins.property
@@ -1356,7 +1358,7 @@ class Job(_message.Message):
     tool_name: _builtins.str
     """The tool."""
     arguments_json: _builtins.bytes
-    """Its arguments, canonical JSON."""
+    """The tool's arguments, canonical JSON."""
     interval_seconds: _builtins.float
     """Seconds between iterations; 0 if there is only one."""
     iterations_max: _builtins.int
@@ -1376,8 +1378,8 @@ class Job(_message.Message):
     report_seconds: _builtins.float
     """With DIGEST: minimum seconds between reports. With PROGRESS: seconds between reports."""
     failures_told: _builtins.int
-    """With `until` or `when`: number of consecutive failures after which the conversation is notified once, 1 to 100. The
-    default is 3.
+    """With `until` or `when`: number of consecutive failures after which the conversation is notified, once, 1 to 100.
+    The default is 3.
     """
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
@@ -1493,7 +1495,7 @@ class JobCondition(_message.Message):
     equals_json: _builtins.bytes
     """True if the value equals this string, number or boolean, given as JSON."""
     changed: _builtins.bool
-    """True if the value differs from the one in the last successful iteration."""
+    """True if the value differs from the value in the last successful iteration."""
     expression: _builtins.str
     """CEL expression of at most 256 characters. Variables: `value`, `previous` (value of the last successful
     iteration, null at first) and `fired` (number of reports so far). An evaluation error counts as a failed
@@ -1634,7 +1636,7 @@ class Run(_message.Message):
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
-    """User who started it."""
+    """User who started the run."""
     conversation_id: _builtins.str
     """The run's conversation."""
     run_id: _builtins.str
@@ -1646,10 +1648,10 @@ class Run(_message.Message):
     epoch: _builtins.int
     """How often a worker has claimed the run."""
     last_seq: _builtins.int
-    """Seq of its last event."""
+    """Seq of the run's last event."""
     stop_cause: Global___StopCause.ValueType
-    """Who stopped it; only when CANCELLING or CANCELLED. Also set when NEEDS_ATTENTION, if its workers crashed
-    while stopping it.
+    """Who stopped the run; only when CANCELLING or CANCELLED, or when NEEDS_ATTENTION because workers crashed while
+    stopping it.
     """
     output_text: _builtins.str
     """Text of the last answer. It may be partial if the run did not complete."""
@@ -1660,15 +1662,15 @@ class Run(_message.Message):
     parent_call_id: _builtins.str
     """Call that this run executes."""
     depth: _builtins.int
-    """Number of delegations above it; 0 for a run that a user started. A job has the same depth as the run that
+    """Number of delegations above the run; 0 for a run that a user started. A job has the same depth as the run that
     started it.
     """
     credential_id: _builtins.str
-    """ID of the credential that started it or the run above it; never the secret."""
+    """ID of the credential that started the run or its topmost ancestor; never the secret."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that started it for `user_id`; empty if that user started it directly."""
+    """User ID of the delegate that started the run for `user_id`; empty if that user started it directly."""
     crash_count: _builtins.int
-    """Number of worker crashes since its last progress (a message, a settled call, or a wait)."""
+    """Number of worker crashes since the run last made progress (a message, a settled call, or a wait)."""
     token_budget: _builtins.int
     """Token budget: total_tokens_max plus all top-ups; 0 if there is no budget."""
     budget_run_id: _builtins.str
@@ -1710,8 +1712,8 @@ class Run(_message.Message):
     a schedule or trigger started, a turn started by a job report, and items of a workflow's map.
     """
     trace: _builtins.str
-    """W3C `traceparent` for the work that the run causes, with the sampling decision. It names the run's first span. If
-    Pawl records no traces, it is the same as `traceparent`.
+    """W3C `traceparent` for the work that the run causes, with the sampling decision. It identifies the run's first span.
+    If Pawl records no traces, it is the same as `traceparent`.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1721,11 +1723,11 @@ class Run(_message.Message):
 
     @_builtins.property
     def options(self) -> Global___RunOptions:
-        """Its options."""
+        """The run's options."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinnedTool]:
-        """Tools pinned at its start."""
+        """Tools pinned at the start of the run."""
 
     @_builtins.property
     def usage(self) -> Global___Usage:
@@ -1733,11 +1735,11 @@ class Run(_message.Message):
 
     @_builtins.property
     def delegated_usage(self) -> Global___Usage:
-        """The part of `usage` that is of child runs."""
+        """The child runs' part of `usage`."""
 
     @_builtins.property
     def failure(self) -> Global___RunFailure:
-        """Why it failed; only when FAILED."""
+        """Why the run failed; only when FAILED."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -1745,11 +1747,11 @@ class Run(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When a worker first claimed it; absent until then."""
+        """When a worker first claimed the run; absent until then."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """End time; absent until it ends."""
+        """End time; absent until the run ends."""
 
     @_builtins.property
     def pending_calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
@@ -1783,13 +1785,13 @@ class Run(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunAbove]:
-        """Its ancestors, from the run that a user started down to its parent. DENY and ASK rules for one of them,
-        its conversation or agent, also apply to this run.
+        """The run's ancestors, from the run that a user started down to its parent. DENY and ASK rules for an ancestor, its
+        conversation or its agent also apply to this run.
         """
 
     @_builtins.property
     def attention(self) -> Global___Attention:
-        """Why it needs an operator; only when NEEDS_ATTENTION."""
+        """Why the run needs an operator; only when NEEDS_ATTENTION."""
 
     @_builtins.property
     def waiting(self) -> _waiting_pb2.Waiting:
@@ -1799,7 +1801,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """Time of its last event or worker step."""
+        """Time of the run's last event or worker step."""
 
     @_builtins.property
     def progress_time(self) -> _timestamp_pb2.Timestamp:
@@ -1807,11 +1809,11 @@ class Run(_message.Message):
 
     @_builtins.property
     def call_counts(self) -> _containers.RepeatedCompositeFieldContainer[_waiting_pb2.CallCount]:
-        """Number of its calls in each state, among the newest 1000. Only in GetRun and ListRuns."""
+        """Number of the run's calls in each state, among the newest 1000. Only in GetRun and ListRuns."""
 
     @_builtins.property
     def child_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Child runs of its newest 1000 calls, oldest first. Only in GetRun and ListRuns."""
+        """Child runs of the run's newest 1000 calls, oldest first. Only in GetRun and ListRuns."""
 
     @_builtins.property
     def agent(self) -> Global___PinnedAgent:
@@ -1821,7 +1823,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def own_tools(self) -> Global___OwnTools:
-        """Tools that came with it and exist for this run only; absent if none."""
+        """Tools that came with the run and exist only for it; absent if there are none."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -1832,14 +1834,14 @@ class Run(_message.Message):
 
     @_builtins.property
     def job(self) -> Global___Job:
-        """The job, if the run is one. A job repeats a call and does not use a model. `parent_run_id` and `parent_call_id` are
-        then the run and the call that started it, or empty if JobService.StartJob did. A workflow that reports to a
+        """The job, if the run is a job. A job repeats a call and does not use a model. `parent_run_id` and `parent_call_id`
+        are then the run and the call that started it, or empty if JobService.StartJob did. A workflow that reports to a
         conversation is also one of its jobs.
         """
 
     @_builtins.property
     def grant(self) -> _call_pb2.Grant:
-        """Approval of its iterations; absent if there was none. `job` then describes the job as granted."""
+        """For a job: approval of its iterations; absent if there was none. `job` then describes the job as granted."""
 
     @_builtins.property
     def job_progress(self) -> Global___JobProgress:
@@ -1855,7 +1857,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def goal(self) -> _goal_pb2.Goal:
-        """The goal, if the run is a goal run, which does not use a model. `output_text` is then a report."""
+        """The goal, if the run pursues a goal; such a run does not use a model. `output_text` is then a report."""
 
     @_builtins.property
     def lowered_limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:

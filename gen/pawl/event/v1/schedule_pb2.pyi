@@ -166,7 +166,7 @@ class ScheduleDefinition(_message.Message):
     jitter_seconds: _builtins.int
     """Maximum delay in seconds, used to spread the load; at most 3600. Each schedule's actual delay is fixed."""
     overlap: Global___ScheduleOverlap.ValueType
-    """What happens if it fires while the previous run has not ended; default SKIP."""
+    """What happens if the schedule fires while the previous run has not ended; default SKIP."""
     catch_up_seconds: _builtins.int
     """Catch-up window: how many seconds late a missed scheduled time may still fire, at most 86,400; default
     3600. Only the last 100 missed times fire. Times during a pause do not.
@@ -254,7 +254,7 @@ class ScheduleFire(_message.Message):
 
     @_builtins.property
     def fire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was processed."""
+        """When the firing was processed."""
 
     def __init__(
         self,
@@ -297,16 +297,16 @@ class Schedule(_message.Message):
     schedule_id: _builtins.str
     """ID of the schedule. A later schedule with the same name has a different ID."""
     pause_note: _builtins.str
-    """Note from the user who paused it, or why it paused itself."""
+    """Note from the user who paused the schedule, or the reason for an automatic pause."""
     self_paused: _builtins.bool
-    """Whether it paused itself, after ten consecutive refused firings or failed runs."""
+    """Whether the schedule was paused automatically, after ten consecutive refused firings or failed runs."""
     failures: _builtins.int
     """Consecutive refused firings or failed runs."""
     cron_text: _builtins.str
     """The cron expression in words, such as "At 09:00 on Monday through Friday"; empty for an interval."""
     @_builtins.property
     def definition(self) -> Global___ScheduleDefinition:
-        """Its definition."""
+        """The schedule's definition."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -314,11 +314,11 @@ class Schedule(_message.Message):
 
     @_builtins.property
     def next_time(self) -> _timestamp_pb2.Timestamp:
-        """When it fires next; absent if it is paused or has ended."""
+        """When the schedule fires next; absent if it is paused or has ended."""
 
     @_builtins.property
     def pause_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was paused; absent if it is not."""
+        """When the schedule was paused; absent if it is not paused."""
 
     @_builtins.property
     def next_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:

@@ -196,8 +196,8 @@ class TriggerDefinition(_message.Message):
     """
     conversation_pointer: _builtins.str
     """JSON pointer (RFC 6901) into the data, such as `/order/id`, at most 256 characters. Events with the same value
-    share a conversation, which belongs to this trigger alone. If an event does not have a string, number or boolean
-    there, it gets its own conversation.
+    share a conversation, which belongs to this trigger alone. An event without a string, number or boolean at this
+    position gets its own conversation.
     """
     concurrency_pointer: _builtins.str
     """JSON pointer into the data. `overlap` and `debounce_seconds` apply separately to each value. If this is empty, they
@@ -208,7 +208,7 @@ class TriggerDefinition(_message.Message):
     the trigger, at the latest ten times this interval after the first event. The other events are skipped.
     """
     overlap: _schedule_pb2.ScheduleOverlap.ValueType
-    """What happens if it fires while the previous run has not ended; default ALLOW."""
+    """What happens if the trigger fires while the previous run has not ended; default ALLOW."""
     workflow: _builtins.str
     """Workflow that each event starts, in its newest version. Cannot be combined with `text`, `agent`, `conversation_key`
     or `conversation_pointer`.
@@ -286,22 +286,22 @@ class Trigger(_message.Message):
     ID.
     """
     pause_note: _builtins.str
-    """Note from the user who paused it, or why it paused itself."""
+    """Note from the user who paused the trigger, or the reason for an automatic pause."""
     self_paused: _builtins.bool
-    """Whether it paused itself, after ten consecutive refused firings or failed runs, or after 12 hours in
-    which its mailbox could not be read.
+    """Whether the trigger was paused automatically, after ten consecutive refused firings or failed runs, or after 12
+    hours in which its mailbox could not be read.
     """
     failures: _builtins.int
     """Consecutive refused firings or failed runs."""
     unreachable_reason: _builtins.str
-    """Why its mailbox cannot be read."""
+    """Why the mailbox cannot be read; empty if it can."""
     refused_count: _builtins.int
     """Number of webhooks refused for a missing, invalid or old signature or key. Up to a minute out of date."""
     refused_reason: _builtins.str
     """Why the last refused webhook was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
     @_builtins.property
     def definition(self) -> Global___TriggerDefinition:
-        """Its definition."""
+        """The trigger's definition."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -309,7 +309,7 @@ class Trigger(_message.Message):
 
     @_builtins.property
     def pause_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was paused; absent if it is not."""
+        """When the trigger was paused; absent if it is not paused."""
 
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.ScheduleFire]:
@@ -317,7 +317,7 @@ class Trigger(_message.Message):
 
     @_builtins.property
     def unreachable_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when its mailbox has been unreadable; absent if it can be read."""
+        """Time since which the mailbox has been unreadable; absent if it can be read."""
 
     @_builtins.property
     def refused_time(self) -> _timestamp_pb2.Timestamp:

@@ -48,7 +48,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_OPERATOR: _WaitReason.ValueType  # 9
     """An operator must act; see `Run.attention`. Interrupted."""
     WAIT_REASON_STOPPING: _WaitReason.ValueType  # 10
-    """It is being stopped; open calls are being settled. Transient."""
+    """The run is being stopped; open calls are being settled. Transient."""
     WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 11
     """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
     WAIT_REASON_TIME: _WaitReason.ValueType  # 12
@@ -101,7 +101,7 @@ WAIT_REASON_WORKER: WaitReason.ValueType  # 8
 WAIT_REASON_OPERATOR: WaitReason.ValueType  # 9
 """An operator must act; see `Run.attention`. Interrupted."""
 WAIT_REASON_STOPPING: WaitReason.ValueType  # 10
-"""It is being stopped; open calls are being settled. Transient."""
+"""The run is being stopped; open calls are being settled. Transient."""
 WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 11
 """Its agent has used up its daily tokens (AgentDefinition.daily_tokens_max). Transient."""
 WAIT_REASON_TIME: WaitReason.ValueType  # 12
@@ -146,14 +146,14 @@ class Waiting(_message.Message):
     reason: Global___WaitReason.ValueType
     """The reason."""
     sentence: _builtins.str
-    """Human-readable sentence listing everything that it is waiting for; at most 2 KiB. Tool and user names
+    """Human-readable sentence that lists everything that the run is waiting for; at most 2 KiB. Tool and user names
     appear unchanged.
     """
     remedy: _builtins.str
-    """Human-readable sentence that explains how to resume it."""
+    """Human-readable sentence that explains how to resume the run."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when it has been waiting for `reason`."""
+        """Time since which the run has been waiting for `reason`."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
@@ -161,13 +161,13 @@ class Waiting(_message.Message):
 
     @_builtins.property
     def user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who can resume it. For an approval, this is the run's user, unless the credential that started the
-        run has roles and none of them may decide.
+        """Users who can resume the run. For an approval, this is the run's user, unless the credential that started the run
+        has roles and none of them may decide.
         """
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Roles that can resume it; any one of them is enough."""
+        """Roles that can resume the run; any one of them is enough."""
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -88,18 +88,18 @@ class WorkflowVersion(_message.Message):
     describes it, and GetWorkflowSchema returns its JSON Schema. Empty in lists.
     """
     description: _builtins.str
-    """Its description; may be empty."""
+    """The workflow's description; may be empty."""
     input_schema_json: _builtins.bytes
-    """JSON Schema of its input, canonical JSON."""
+    """JSON Schema of the workflow's input, canonical JSON."""
     as_tool: _builtins.bool
-    """Whether agents can call it as a tool, under its name."""
+    """Whether agents can call the workflow as a tool with its name."""
     node_count: _builtins.int
-    """Number of its nodes, including those in parallel branches and maps."""
+    """Number of nodes, including those in parallel branches and maps."""
     create_user_id: _builtins.str
-    """User who saved it."""
+    """User who saved this version."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was saved."""
+        """When this version was saved."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class WorkflowFault(_message.Message):
     message: _builtins.str
     """Description of the fault."""
     hint: _builtins.str
-    """How to fix it, such as `did you mean "fetch"?`; may be empty."""
+    """How to fix the fault, such as `did you mean "fetch"?`; may be empty."""
     def __init__(
         self,
         *,
@@ -235,9 +235,9 @@ class MapChunk(_message.Message):
     of the map's run. Runs in lists and events omit it.
     """
     failures_max: _builtins.int
-    """Number of its items that may fail."""
+    """Number of the items that may fail."""
     concurrency: _builtins.int
-    """Number of its items that may be open at the same time."""
+    """Number of the items that may be open at the same time."""
     def __init__(
         self,
         *,
@@ -319,34 +319,34 @@ class NodeExecution(_message.Message):
     state: Global___NodeState.ValueType
     """State of the node."""
     order: _builtins.int
-    """Position in the order in which nodes started, starting at 1; 0 if it has not started."""
+    """Position in the order in which nodes started, starting at 1; 0 if the node has not started."""
     attempt: _builtins.int
-    """Current or last attempt of the current iteration, starting at 1; 0 if it has not started."""
+    """Current or last attempt of the current iteration, starting at 1; 0 if the node has not started."""
     iteration: _builtins.int
-    """Current or last iteration of `repeat`, starting at 1; 0 if it has not started."""
+    """Current or last iteration of `repeat`, starting at 1; 0 if the node has not started."""
     input_json: _builtins.bytes
-    """Input of its last call as JSON; empty if it has not made one. Only if the request specifies the node."""
+    """Input of the node's last call as JSON; empty if it has not made a call. Only if the request specifies the node."""
     output_json: _builtins.bytes
-    """Output as JSON; empty until it has succeeded. Only if the request specifies the node, and at most 1 MiB."""
+    """Output as JSON; empty until the node has succeeded. Only if the request specifies the node, and at most 1 MiB."""
     output_omitted_bytes: _builtins.int
     """Size in bytes of an output that was left out. In lists of nodes, this is the size of the last call's result."""
     call_id: _builtins.str
-    """Its last call; empty if it has not made one."""
+    """The node's last call; empty if it has not made a call."""
     child_run_id: _builtins.str
     """The last call's child run; empty if there is none."""
     item_index: _builtins.int
     """In a run that processes a map's items: the item's index in the map's list."""
     reused: _builtins.bool
-    """Whether the run reused it from an earlier run (RerunFrom)."""
+    """Whether the run reused the node from an earlier run (RerunFrom)."""
     decided_by: _builtins.str
-    """User ID of the person who approved, rejected or answered its last call; empty if there is none."""
+    """User ID of the person who approved, rejected or answered the node's last call; empty if there is no such person."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it started; absent until then."""
+        """When the node started; absent until then."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended; absent until then."""
+        """When the node ended; absent until then."""
 
     @_builtins.property
     def error(self) -> Global___NodeError:
@@ -354,7 +354,7 @@ class NodeExecution(_message.Message):
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAttempt]:
-        """The calls of its current iteration, oldest first. Only if the request specifies the node."""
+        """The calls of the node's current iteration, oldest first. Only if the request specifies the node."""
 
     @_builtins.property
     def map(self) -> Global___MapExecution:
@@ -456,15 +456,15 @@ class NodeAttempt(_message.Message):
     """State of the attempt."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it started."""
+        """When the attempt started."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it ended; absent until then."""
+        """When the attempt ended; absent until then."""
 
     @_builtins.property
     def error(self) -> Global___NodeError:
-        """Why it failed; absent if it did not."""
+        """Why the attempt failed; absent if it did not fail."""
 
     def __init__(
         self,
@@ -507,7 +507,7 @@ class MapExecution(_message.Message):
     """Items that failed."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___MapChunkExecution]:
-        """Its child runs, in order of their items."""
+        """The map's child runs, in order of their items."""
 
     def __init__(
         self,
@@ -539,11 +539,11 @@ class MapChunkExecution(_message.Message):
     run_id: _builtins.str
     """Run ID; GetExecution returns its items as nodes."""
     first_index: _builtins.int
-    """Index of its first item, starting at 0."""
+    """Index of the child run's first item, starting at 0."""
     items: _builtins.int
-    """Number of its items."""
+    """Number of the child run's items."""
     state: Global___NodeState.ValueType
-    """Its state: RUNNING, SUCCEEDED, FAILED or CANCELLED."""
+    """State of the child run: RUNNING, SUCCEEDED, FAILED or CANCELLED."""
     def __init__(
         self,
         *,

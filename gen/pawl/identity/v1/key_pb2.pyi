@@ -72,21 +72,21 @@ class Key(_message.Message):
     key_id: _builtins.str
     """Key ID; used as the credential ID in logs and the audit log."""
     name: _builtins.str
-    """Description, given by its creator; at most 200 characters."""
+    """The creator's description of the key; at most 200 characters."""
     store_id: _builtins.str
     """The key's store; empty for a key with the deployment role. In CreateKey, empty means the caller's store."""
     user_id: _builtins.str
-    """User that the key represents."""
+    """User for whom the key acts."""
     decides_for_users: _builtins.bool
     """With the delegate role: whether it may decide on behalf of the users it acts for."""
     create_user_id: _builtins.str
-    """User who created it; empty for the first key, which `pawl keys bootstrap` creates."""
+    """User who created the key; empty for the first key, which `pawl keys bootstrap` creates."""
     create_credential_id: _builtins.str
-    """ID of the credential used to create it."""
+    """ID of the credential used to create the key."""
     revoke_user_id: _builtins.str
-    """User who revoked it."""
+    """User who revoked the key."""
     revoke_credential_id: _builtins.str
-    """ID of the credential used to revoke it."""
+    """ID of the credential used to revoke the key."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles, at most 32: one or more of Pawl's roles, and optionally any others that tools require. The deployment
@@ -95,7 +95,7 @@ class Key(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires; absent if it never does."""
+        """Expiry time; absent if the key does not expire."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
@@ -103,16 +103,16 @@ class Key(_message.Message):
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; absent if it has not been."""
+        """Revocation time; absent if the key has not been revoked."""
 
     @_builtins.property
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last used, accurate to within two minutes; absent if it never was."""
+        """Time of the last use, accurate to within two minutes; absent if the key has never been used."""
 
     @_builtins.property
     def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who created it, or created the keys used to create it; at most 7. If several users must approve, using
-        the key also counts as an action by them. A deployment key, the local key and `pawl keys bootstrap` do not
+        """Users who created this key or, transitively, the keys used to create it; at most 7. If several users must approve,
+        using the key also counts as an action by them. A deployment key, the local key and `pawl keys bootstrap` do not
         add any.
         """
 
@@ -155,7 +155,7 @@ class CreateKeyRequest(_message.Message):
     """Optional idempotency key."""
     @_builtins.property
     def key(self) -> Global___Key:
-        """The key. The service sets its ID, its times, and who created and revoked it."""
+        """The key to create. The service sets `key_id`, and the times and users of its creation and revocation."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class ListKeysRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     store_id: _builtins.str
-    """Store ID; empty means the caller's own store or, for the deployment, its own keys."""
+    """Store ID; empty means the caller's own store or, for a deployment key, the deployment's own keys."""
     include_ended: _builtins.bool
     """Include revoked and expired keys, which are kept for 90 days."""
     def __init__(
@@ -331,7 +331,7 @@ class KeyEvent(_message.Message):
     event_id: _builtins.int
     """Event ID. IDs increase, but there can be gaps."""
     kind: Global___KeyEventKind.ValueType
-    """What happened."""
+    """Kind of the change."""
     store_id: _builtins.str
     """The key's store; empty for the deployment."""
     key_id: _builtins.str
@@ -339,20 +339,20 @@ class KeyEvent(_message.Message):
     key_name: _builtins.str
     """Key name."""
     user_id: _builtins.str
-    """User that the key represents."""
+    """User for whom the key acts."""
     by_store_id: _builtins.str
-    """Store of the user who made the change; empty for the deployment. For KEY_BOOTSTRAPPED, this field and the fields
-    below are empty.
+    """Store of the user who made the change; empty for the deployment. For KEY_BOOTSTRAPPED, this field and the following
+    fields are empty.
     """
     by_user_id: _builtins.str
     """User who made the change."""
     by_delegate_user_id: _builtins.str
     """User ID of the delegate that acted for `by_user_id`; empty if that user acted directly."""
     by_credential_id: _builtins.str
-    """ID of the credential used."""
+    """ID of the credential that made the change."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it happened."""
+        """When the change was made."""
 
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -398,7 +398,7 @@ class ListKeyEventsRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     store_id: _builtins.str
-    """Store ID; empty means the caller's own store or, for the deployment, all stores and its own events."""
+    """Store ID; empty means the caller's own store or, for a deployment key, all stores and the deployment itself."""
     key_id: _builtins.str
     """Only events of this key."""
     kind: Global___KeyEventKind.ValueType

@@ -69,9 +69,8 @@ class KeyServiceServicer(object):
 
     def CreateKey(self, request, context):
         """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
-        that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
-        member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
-        role.
+        that it grants. Exceptions: a deployment key may grant any role, and any operator may grant viewer and member. A
+        key without roles can decide on its own calls, so its creator must have the approver, admin or deployment role.
 
         Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
         keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -113,9 +112,8 @@ class KeyServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListKeyEvents(self, request, context):
-        """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
-        Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
-        Read-only.
+        """Lists changes to keys, newest first. An operator sees its store's events; a deployment key sees all events. Events
+        are written in the transaction that changes the key, are never modified, and are kept for 90 days. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

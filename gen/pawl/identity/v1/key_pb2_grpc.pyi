@@ -39,9 +39,8 @@ class KeyServiceStub:
     def __new__(cls, channel: _aio.Channel) -> KeyServiceAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_key_pb2.CreateKeyRequest, _key_pb2.CreateKeyResponse]
     """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
-    that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
-    member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
-    role.
+    that it grants. Exceptions: a deployment key may grant any role, and any operator may grant viewer and member. A
+    key without roles can decide on its own calls, so its creator must have the approver, admin or deployment role.
 
     Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
     keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -71,9 +70,8 @@ class KeyServiceStub:
     - PERMISSION_DENIED
     """
     ListKeyEvents: _grpc.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]
-    """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
-    Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
-    Read-only.
+    """Lists changes to keys, newest first. An operator sees its store's events; a deployment key sees all events. Events
+    are written in the transaction that changes the key, are never modified, and are kept for 90 days. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -93,9 +91,8 @@ class KeyServiceAsyncStub(KeyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_key_pb2.CreateKeyRequest, _key_pb2.CreateKeyResponse]  # type: ignore[assignment]
     """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
-    that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
-    member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
-    role.
+    that it grants. Exceptions: a deployment key may grant any role, and any operator may grant viewer and member. A
+    key without roles can decide on its own calls, so its creator must have the approver, admin or deployment role.
 
     Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
     keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -125,9 +122,8 @@ class KeyServiceAsyncStub(KeyServiceStub):
     - PERMISSION_DENIED
     """
     ListKeyEvents: _aio.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]  # type: ignore[assignment]
-    """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
-    Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
-    Read-only.
+    """Lists changes to keys, newest first. An operator sees its store's events; a deployment key sees all events. Events
+    are written in the transaction that changes the key, are never modified, and are kept for 90 days. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -150,9 +146,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.CreateKeyResponse, _abc.Awaitable[_key_pb2.CreateKeyResponse]]:
         """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
-        that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
-        member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
-        role.
+        that it grants. Exceptions: a deployment key may grant any role, and any operator may grant viewer and member. A
+        key without roles can decide on its own calls, so its creator must have the approver, admin or deployment role.
 
         Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
         keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -200,9 +195,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_pb2.ListKeyEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.ListKeyEventsResponse, _abc.Awaitable[_key_pb2.ListKeyEventsResponse]]:
-        """Lists changes to keys, newest first. An operator sees its store's events; the deployment sees all events.
-        Events are written in the transaction that changes the key, are never modified, and are kept for 90 days.
-        Read-only.
+        """Lists changes to keys, newest first. An operator sees its store's events; a deployment key sees all events. Events
+        are written in the transaction that changes the key, are never modified, and are kept for 90 days. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

@@ -41,22 +41,22 @@ class KeyGrant(_message.Message):
     store_id: _builtins.str
     """Store ID; empty for the deployment."""
     user_id: _builtins.str
-    """User that the key represents."""
+    """User for whom the key acts."""
     decides_for_users: _builtins.bool
     """For a delegate: whether it may decide on behalf of the users it acts for."""
     is_revoked: _builtins.bool
-    """Whether it was revoked."""
+    """Whether the key was revoked."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its roles."""
+        """The key's roles."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires; absent if it never does."""
+        """Expiry time; absent if the key does not expire."""
 
     @_builtins.property
     def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who created it, or created the keys used to create it."""
+        """Users who created this key or, transitively, the keys used to create it."""
 
     def __init__(
         self,

@@ -47,8 +47,8 @@ class KeySyncServiceServicer(object):
     """
 
     def SyncKeys(self, request, context):
-        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
-        nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If no key
+        has changed, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
         this case, start again from 0.
 
         Errors:

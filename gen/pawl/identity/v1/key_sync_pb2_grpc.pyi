@@ -34,8 +34,8 @@ class KeySyncServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeySyncServiceAsyncStub: ...
     SyncKeys: _grpc.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]
-    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
-    nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If no key
+    has changed, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
     this case, start again from 0.
 
     Errors:
@@ -48,8 +48,8 @@ class KeySyncServiceAsyncStub(KeySyncServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SyncKeys: _aio.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]  # type: ignore[assignment]
-    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
-    nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If no key
+    has changed, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
     this case, start again from 0.
 
     Errors:
@@ -65,8 +65,8 @@ class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_sync_pb2.SyncKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_sync_pb2.SyncKeysResponse, _abc.Awaitable[_key_sync_pb2.SyncKeysResponse]]:
-        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
-        nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If no key
+        has changed, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
         this case, start again from 0.
 
         Errors:

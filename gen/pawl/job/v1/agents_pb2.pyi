@@ -36,7 +36,7 @@ class PutAgentRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User who is saving it."""
+    """User who is saving the agent."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     validate_only: _builtins.bool
@@ -47,7 +47,7 @@ class PutAgentRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that it currently selects."""
+        """Tools that the definition currently selects."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class TokenBudget(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     kind: _run_pb2.WaitKind.ValueType
-    """Whose budget it is, and for how long. A run that has used up the budget waits for this."""
+    """The budget's owner and period. A run waits for this reason once the budget is used up."""
     tokens_max: _builtins.int
     """The limit."""
     tokens_used: _builtins.int
@@ -286,7 +286,7 @@ class GetModelTermsResponse(_message.Message):
     model_server: _builtins.str
     """Name of the store's model server; empty for the default one."""
     is_rated: _builtins.bool
-    """Whether the store has a limit of model calls or tokens per minute (ModelService.TakeModelCall)."""
+    """Whether the store has a limit on model calls or tokens per minute (ModelService.TakeModelCall)."""
     @_builtins.property
     def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBudget]:
         """The budgets that the store, its user and its agent have."""
@@ -337,7 +337,7 @@ class PutDraftRequest(_message.Message):
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tools that it currently selects."""
+        """Tools that the definition currently selects."""
 
     def __init__(
         self,

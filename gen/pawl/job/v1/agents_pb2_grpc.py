@@ -79,8 +79,8 @@ class AgentLedgerServiceServicer(object):
     """
 
     def PutAgent(self, request, context):
-        """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
-        transaction, so concurrent requests cannot create a cycle. Idempotent.
+        """Stores a new version of an agent, unless it equals the newest version. The check for delegation cycles is part of
+        the transaction, so concurrent requests cannot create a cycle. Idempotent.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
@@ -114,7 +114,8 @@ class AgentLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetModelTerms(self, request, context):
-        """Returns what the next model call of a user's run with an agent may use. Read-only.
+        """Returns the token budgets, models and model server for the next model call of a user's run with an agent.
+        Read-only.
 
         Errors: only the common ones.
         """

@@ -36,8 +36,8 @@ class AgentLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentLedgerServiceAsyncStub: ...
     PutAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]
-    """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
-    transaction, so concurrent requests cannot create a cycle. Idempotent.
+    """Stores a new version of an agent, unless it equals the newest version. The check for delegation cycles is part of
+    the transaction, so concurrent requests cannot create a cycle. Idempotent.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
@@ -59,7 +59,8 @@ class AgentLedgerServiceStub:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     GetModelTerms: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetModelTermsRequest, _agents_pb2.GetModelTermsResponse]
-    """Returns what the next model call of a user's run with an agent may use. Read-only.
+    """Returns the token budgets, models and model server for the next model call of a user's run with an agent.
+    Read-only.
 
     Errors: only the common ones.
     """
@@ -89,8 +90,8 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]  # type: ignore[assignment]
-    """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
-    transaction, so concurrent requests cannot create a cycle. Idempotent.
+    """Stores a new version of an agent, unless it equals the newest version. The check for delegation cycles is part of
+    the transaction, so concurrent requests cannot create a cycle. Idempotent.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
@@ -112,7 +113,8 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     GetModelTerms: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetModelTermsRequest, _agents_pb2.GetModelTermsResponse]  # type: ignore[assignment]
-    """Returns what the next model call of a user's run with an agent may use. Read-only.
+    """Returns the token budgets, models and model server for the next model call of a user's run with an agent.
+    Read-only.
 
     Errors: only the common ones.
     """
@@ -145,8 +147,8 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.PutAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.PutAgentResponse, _abc.Awaitable[_agents_pb2.PutAgentResponse]]:
-        """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
-        transaction, so concurrent requests cannot create a cycle. Idempotent.
+        """Stores a new version of an agent, unless it equals the newest version. The check for delegation cycles is part of
+        the transaction, so concurrent requests cannot create a cycle. Idempotent.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
@@ -186,7 +188,8 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.GetModelTermsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetModelTermsResponse, _abc.Awaitable[_agents_pb2.GetModelTermsResponse]]:
-        """Returns what the next model call of a user's run with an agent may use. Read-only.
+        """Returns the token budgets, models and model server for the next model call of a user's run with an agent.
+        Read-only.
 
         Errors: only the common ones.
         """

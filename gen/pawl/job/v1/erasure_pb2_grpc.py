@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ErasureServiceStub(object):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
-    confirm once they have erased their data.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll this service for IDs,
+    and confirm once they have erased their data.
     """
 
     def __init__(self, channel):
@@ -49,12 +49,12 @@ class ErasureServiceStub(object):
 
 
 class ErasureServiceServicer(object):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
-    confirm once they have erased their data.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll this service for IDs,
+    and confirm once they have erased their data.
     """
 
     def ListErasures(self, request, context):
-        """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
+        """Streams the IDs of conversations that the calling service must erase now. The stream may be empty. Read-only.
 
         Errors:
         - PERMISSION_DENIED: The service has no data to erase.
@@ -95,8 +95,8 @@ def add_ErasureServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ErasureService(object):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
-    confirm once they have erased their data.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll this service for IDs,
+    and confirm once they have erased their data.
     """
 
     @staticmethod

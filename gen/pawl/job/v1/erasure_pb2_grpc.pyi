@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ErasureServiceStub:
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
-    confirm once they have erased their data.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll this service for IDs,
+    and confirm once they have erased their data.
     """
 
     @_typing.overload
@@ -36,7 +36,7 @@ class ErasureServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ErasureServiceAsyncStub: ...
     ListErasures: _grpc.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]
-    """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
+    """Streams the IDs of conversations that the calling service must erase now. The stream may be empty. Read-only.
 
     Errors:
     - PERMISSION_DENIED: The service has no data to erase.
@@ -50,13 +50,13 @@ class ErasureServiceStub:
 
 @_typing.type_check_only
 class ErasureServiceAsyncStub(ErasureServiceStub):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
-    confirm once they have erased their data.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll this service for IDs,
+    and confirm once they have erased their data.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListErasures: _aio.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]  # type: ignore[assignment]
-    """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
+    """Streams the IDs of conversations that the calling service must erase now. The stream may be empty. Read-only.
 
     Errors:
     - PERMISSION_DENIED: The service has no data to erase.
@@ -69,8 +69,8 @@ class ErasureServiceAsyncStub(ErasureServiceStub):
     """
 
 class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Erases conversations in all services. The ledger erases its own data. The other services poll it for IDs, and
-    confirm once they have erased their data.
+    """Erases conversations in all services. The ledger erases its own data. The other services poll this service for IDs,
+    and confirm once they have erased their data.
     """
 
     @_abc_1.abstractmethod
@@ -79,7 +79,7 @@ class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _erasure_pb2.ListErasuresRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_erasure_pb2.ListErasuresResponse], _abc.AsyncIterator[_erasure_pb2.ListErasuresResponse]]:
-        """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
+        """Streams the IDs of conversations that the calling service must erase now. The stream may be empty. Read-only.
 
         Errors:
         - PERMISSION_DENIED: The service has no data to erase.

@@ -77,7 +77,7 @@ class _LeaseActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaseActi
     LEASE_ACTION_KEEP: _LeaseAction.ValueType  # 1
     """The worker continues."""
     LEASE_ACTION_PARK: _LeaseAction.ValueType  # 2
-    """Release the run until `wake_time` or a command. If there is an unconsumed command, it can be claimed
+    """Release the run until `wake_time` or a command. If there is an unconsumed command, the run can be claimed
     immediately.
     """
     LEASE_ACTION_RELEASE: _LeaseAction.ValueType  # 3
@@ -91,7 +91,7 @@ LEASE_ACTION_UNSPECIFIED: LeaseAction.ValueType  # 0
 LEASE_ACTION_KEEP: LeaseAction.ValueType  # 1
 """The worker continues."""
 LEASE_ACTION_PARK: LeaseAction.ValueType  # 2
-"""Release the run until `wake_time` or a command. If there is an unconsumed command, it can be claimed
+"""Release the run until `wake_time` or a command. If there is an unconsumed command, the run can be claimed
 immediately.
 """
 LEASE_ACTION_RELEASE: LeaseAction.ValueType  # 3
@@ -111,7 +111,7 @@ class _CallResolutionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallRe
     CALL_RESOLUTION_RUN_AGAIN: _CallResolution.ValueType  # 2
     """Run the call again."""
     CALL_RESOLUTION_TELL_MODEL: _CallResolution.ValueType  # 3
-    """The call did not take effect. Report that to the model."""
+    """The call did not take effect. Report this to the model."""
 
 class CallResolution(_CallResolution, metaclass=_CallResolutionEnumTypeWrapper):
     """Outcome of a call in doubt; see pawl.agent.v1.Resolution."""
@@ -123,7 +123,7 @@ CALL_RESOLUTION_HAPPENED: CallResolution.ValueType  # 1
 CALL_RESOLUTION_RUN_AGAIN: CallResolution.ValueType  # 2
 """Run the call again."""
 CALL_RESOLUTION_TELL_MODEL: CallResolution.ValueType  # 3
-"""The call did not take effect. Report that to the model."""
+"""The call did not take effect. Report this to the model."""
 Global___CallResolution: _TypeAlias = CallResolution  # noqa: Y015
 
 class _DecisionRight:
@@ -137,9 +137,9 @@ class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decisio
     DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
     """Gated calls and questions in the user's own runs."""
     DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-    """Also all gated calls in the store, whichever user they belong to."""
+    """Also all gated calls in the store, regardless of their user."""
     DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
-    """Questions in the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
+    """Only questions in the user's own runs. Decisions on gated calls fail with PERMISSION_DENIED."""
 
 class DecisionRight(_DecisionRight, metaclass=_DecisionRightEnumTypeWrapper):
     """Which calls and questions a user can decide on."""
@@ -149,9 +149,9 @@ DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
 DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
 """Gated calls and questions in the user's own runs."""
 DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-"""Also all gated calls in the store, whichever user they belong to."""
+"""Also all gated calls in the store, regardless of their user."""
 DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
-"""Questions in the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
+"""Only questions in the user's own runs. Decisions on gated calls fail with PERMISSION_DENIED."""
 Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
 
 class _CommandOutcome:
@@ -165,9 +165,9 @@ class _CommandOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Comman
     COMMAND_OUTCOME_ACCEPTED: _CommandOutcome.ValueType  # 1
     """Accepted; the worker will process it."""
     COMMAND_OUTCOME_DUPLICATE: _CommandOutcome.ValueType  # 2
-    """Already accepted before."""
+    """Already accepted."""
     COMMAND_OUTCOME_LATE: _CommandOutcome.ValueType  # 3
-    """Already settled, decided or ended."""
+    """Too late: the call or run was already settled, decided or ended."""
     COMMAND_OUTCOME_WRONG_HOLDER: _CommandOutcome.ValueType  # 4
     """Another client holds the call."""
     COMMAND_OUTCOME_UNKNOWN: _CommandOutcome.ValueType  # 5
@@ -183,9 +183,9 @@ COMMAND_OUTCOME_UNSPECIFIED: CommandOutcome.ValueType  # 0
 COMMAND_OUTCOME_ACCEPTED: CommandOutcome.ValueType  # 1
 """Accepted; the worker will process it."""
 COMMAND_OUTCOME_DUPLICATE: CommandOutcome.ValueType  # 2
-"""Already accepted before."""
+"""Already accepted."""
 COMMAND_OUTCOME_LATE: CommandOutcome.ValueType  # 3
-"""Already settled, decided or ended."""
+"""Too late: the call or run was already settled, decided or ended."""
 COMMAND_OUTCOME_WRONG_HOLDER: CommandOutcome.ValueType  # 4
 """Another client holds the call."""
 COMMAND_OUTCOME_UNKNOWN: CommandOutcome.ValueType  # 5
@@ -283,7 +283,7 @@ class SubmitMessageRequest(_message.Message):
     run, that run is still returned. Set if the tools, agent or documents are not currently acceptable.
     """
     asked_program_sha256: _builtins.bytes
-    """SHA-256 of the workflow or goal as requested, which is compared instead; empty for other runs."""
+    """SHA-256 of the requested workflow or goal, which is compared instead; empty for other runs."""
     traceparent: _builtins.str
     """Same as Run.traceparent (not compared)."""
     trace_link: _builtins.str
@@ -294,7 +294,7 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def asked_options(self) -> _run_pb2.RunOptions:
-        """Options as the user specified them."""
+        """The options that the user specified."""
 
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -307,13 +307,13 @@ class SubmitMessageRequest(_message.Message):
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other users behind the request, at most 8 (not compared): the delegate's user and the key's creators. If several
-        users must approve, these users also count as having made the request.
+        users must approve, these users also count as requesters.
         """
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
-        """Agent version from which the options come (not compared). Absent for the deployment's `default`. If it is absent
-        although `asked_agent` is set, that agent does not exist. This has the same effect as `only_repeat`.
+        """Agent version from which the options come (not compared). Absent for the deployment's `default`. If `asked_agent`
+        is set and this is absent, the requested agent does not exist, which has the same effect as `only_repeat`.
         """
 
     @_builtins.property
@@ -324,7 +324,7 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the run that it starts; see pawl.event.v1.Labels."""
+        """Labels of the new run; see pawl.event.v1.Labels."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
@@ -336,7 +336,7 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def goal(self) -> _goal_pb2.Goal:
-        """The goal, if the new run is a goal run (not compared)."""
+        """The goal, if the new run pursues a goal (not compared)."""
 
     def __init__(
         self,
@@ -387,10 +387,10 @@ class SubmitMessageResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STEERED_FIELD_NUMBER: _builtins.int
     steered: _builtins.bool
-    """Whether the message entered an active run."""
+    """Whether the message was added to an active run."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run that was created or entered."""
+        """The run that was created, or that the message entered."""
 
     def __init__(
         self,
@@ -420,9 +420,9 @@ class StartJobRequest(_message.Message):
     run_id: _builtins.str
     """ID for the run."""
     new_conversation_id: _builtins.str
-    """ID for the conversation to report to, if one is created; empty means any ID."""
+    """ID for the conversation to report to, if one is created; if empty, the ledger chooses an ID."""
     asked_sha256: _builtins.bytes
-    """SHA-256 of the job as the user specified it, which is compared instead of its times."""
+    """SHA-256 of the job that the user specified. It is compared instead of the job's times."""
     @_builtins.property
     def message(self) -> Global___SubmitMessageRequest:
         """The job's message and user, how its reports are answered, and the conversation to which it reports. If the
@@ -521,8 +521,8 @@ class ClaimRunsResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     wait_seconds: _builtins.float
-    """For an idle worker that did not get any runs: the seconds until a known run or lease is due. Absent if there is
-    none. Zero or less means that a run is due but cannot be claimed yet.
+    """For an idle worker that did not get any runs: the seconds until a known run or lease is due. Absent if no run or
+    lease is known. Zero or less means that a run is due but cannot be claimed yet.
     """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
@@ -563,9 +563,9 @@ class ClaimedRun(_message.Message):
     epoch: _builtins.int
     """The worker's epoch, required in every commit."""
     conversation_id: _builtins.str
-    """After a claim: the conversation ID. With it, the worker finds the history that it has kept."""
+    """After a claim: the conversation ID. The worker uses it to find a history that it has kept."""
     in_background: _builtins.bool
-    """Whether it is a job, workflow or goal, or was started by one."""
+    """Whether the run is a job, workflow or goal, or was started by one."""
     @_builtins.property
     def loaded(self) -> Global___LoadRunResponse:
         """After a claim: the result of LoadRun, if it fits into one part and few runs were claimed. Only for a run that
@@ -653,9 +653,7 @@ class LoadRunRequest(_message.Message):
     """
     @_builtins.property
     def known(self) -> Global___HistoryPrefix:
-        """The prefix that the worker has kept from an earlier response about a run in this conversation, if any. It
-        may no longer be valid.
-        """
+        """The prefix that the worker kept from an earlier response for this conversation, if any. It may no longer be valid."""
 
     def __init__(
         self,
@@ -779,8 +777,8 @@ class Notice(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     OCCASION_FIELD_NUMBER: _builtins.int
     occasion: _builtins.int
-    """Iteration that it reports; 0 means the end of the job. Progress reports of a running call have numbers above the
-    run's round.
+    """Number of the reported iteration; 0 means the end of the job. Progress reports of a running call have numbers above
+    the run's round.
     """
     @_builtins.property
     def run(self) -> _run_pb2.Run:
@@ -841,7 +839,7 @@ class RenewLeasesResponse(_message.Message):
 
     @_builtins.property
     def runs_with_commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
-        """The runs among them that have unconsumed commands."""
+        """Those of the runs in `runs` that have unconsumed commands."""
 
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
@@ -1009,8 +1007,8 @@ class CommitRunRequest(_message.Message):
     epoch: _builtins.int
     """The worker's epoch."""
     commit_id: _builtins.str
-    """Step ID, unique in the run. The IDs of each worker must be in ascending text order. If a copy of a step arrives
-    after a later step, it is refused (ILLEGAL_TRANSITION).
+    """Step ID, unique in the run. The IDs of each worker must be in ascending text order. A copy of a step that arrives
+    after a later step is refused (ILLEGAL_TRANSITION).
     """
     state: _run_pb2.RunState.ValueType
     """The run's new state; UNSPECIFIED leaves it unchanged. A terminal state requires that no calls are open."""
@@ -1021,7 +1019,7 @@ class CommitRunRequest(_message.Message):
     tokens_needed: _builtins.int
     """With `usage`: Run.tokens_needed."""
     model: _builtins.str
-    """With `usage`: the model whose calls changed it."""
+    """With `usage`: the model whose calls changed the usage."""
     output_text: _builtins.str
     """Text of the last answer so far."""
     active_seconds: _builtins.float
@@ -1029,7 +1027,7 @@ class CommitRunRequest(_message.Message):
     loop_state: _builtins.bytes
     """The worker's own state for its successor; absent leaves it unchanged."""
     lease_action: Global___LeaseAction.ValueType
-    """What happens to the lease."""
+    """The commit's effect on the lease."""
     after_seq: _builtins.int
     """The step is refused (INBOX_CHANGED) unless the log ends at this seq. Set if messages refer to the seqs of their own
     events.
@@ -1037,16 +1035,16 @@ class CommitRunRequest(_message.Message):
     output_json: _builtins.bytes
     """With `output_text`: the answer as JSON, if it matches the response format."""
     asks_title: _builtins.bool
-    """Whether a model writes the conversation's title when the run ends (TitleService). This happens only once, and only
-    if the user has not set a title.
+    """Whether a model writes the conversation's title when the run ends (TitleService). A title is written only once, and
+    only if the user has not set one.
     """
     tells_iteration: _builtins.int
     """For a job: the iteration or progress to report with this step, numbered as in Notice.occasion. 0 means none. The
     job's end is always reported.
     """
     has_progressed: _builtins.bool
-    """Whether the open call of a job is further than ever before. Like a settled call, this resets the count of
-    consecutive workers that died with the run.
+    """Whether a job's open call has made progress beyond its earlier maximum. Like a settled call, this resets the count
+    of consecutive workers that crashed with the run.
     """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""
@@ -1055,7 +1053,7 @@ class CommitRunRequest(_message.Message):
     budget_run_id: _builtins.str
     """Same as Run.budget_run_id."""
     events_taken: _builtins.int
-    """Number of events that a workflow run no longer keeps, because nodes have taken them."""
+    """Number of events that the nodes of a workflow run have consumed, so that the run no longer keeps them."""
     trace: _builtins.str
     """The new Run.trace. If empty, Run.trace remains unchanged."""
     @_builtins.property
@@ -1075,11 +1073,11 @@ class CommitRunRequest(_message.Message):
 
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.WaitKind.ValueType]:
-        """With WAITING: why it is waiting."""
+        """With WAITING: why the run is waiting."""
 
     @_builtins.property
     def failure(self) -> _run_pb2.RunFailure:
-        """With FAILED: why it failed."""
+        """With FAILED: why the run failed."""
 
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
@@ -1113,8 +1111,8 @@ class CommitRunRequest(_message.Message):
 
     @_builtins.property
     def entered_notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnteredNotice]:
-        """Job reports that a NOTICE message in this step passes to the model. They are not returned again. Unknown reports
-        are ignored.
+        """Job reports that a NOTICE message in this step passes to the model. The ledger does not return them again, and
+        ignores unknown reports.
         """
 
     @_builtins.property
@@ -1247,11 +1245,11 @@ class Delegation(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
-    """ID for the run, equal to the call's `child_run_id`; must not be in use."""
+    """ID for the child run, equal to the call's `child_run_id`; must not be in use."""
     text: _builtins.str
-    """Its first message."""
+    """The child run's first message."""
     depth: _builtins.int
-    """Number of delegations above it; see Run.depth."""
+    """Number of delegations above the child run; see Run.depth."""
     waits_for_jobs: _builtins.bool
     """Same as Run.waits_for_jobs."""
     traceparent: _builtins.str
@@ -1268,7 +1266,7 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """Its ancestors, with its parent last; see Run.above."""
+        """The child run's ancestors, with its parent last; see Run.above."""
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
@@ -1276,8 +1274,8 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def job(self) -> _run_pb2.Job:
-        """The job. Only with a DETACHED call. A conversation can have 10 open jobs; one more is an ILLEGAL_TRANSITION. The
-        run outlives its parent, and reports to the conversation of the root run above it.
+        """The job. Only with a DETACHED call. A conversation can have 10 open jobs; a further one fails with
+        ILLEGAL_TRANSITION. The run outlives its parent, and reports to the conversation of the root run above it.
         """
 
     @_builtins.property
@@ -1286,7 +1284,7 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def goal(self) -> _goal_pb2.Goal:
-        """The goal, if the child run is a goal run."""
+        """The goal, if the child run pursues a goal."""
 
     @_builtins.property
     def undo(self) -> _run_pb2.Undo:
@@ -1335,9 +1333,9 @@ class CommitRunResponse(_message.Message):
     last_seq: _builtins.int
     """Seq of the run's last event."""
     commands_pending: _builtins.bool
-    """Whether there are unconsumed commands. After a step with messages, also whether there are job reports."""
+    """Whether there are unconsumed commands. After a step with messages, this is also true if there are job reports."""
     shared_tokens_left: _builtins.int
-    """Tokens left in the shared budget, 0 if its run was deleted; absent if there is no shared budget."""
+    """Tokens left in the shared budget. 0 if the budget's run was deleted; absent if there is no shared budget."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the commit, from the database clock."""
@@ -1388,14 +1386,16 @@ class Command(_message.Message):
     command_id: _builtins.str
     """Command ID, unique in the run."""
     user_id: _builtins.str
-    """User who sent it."""
+    """User who sent the command."""
     credential_id: _builtins.str
-    """ID of the credential that sent it, set by the ledger; empty if unknown."""
+    """ID of the credential that sent the command, set by the ledger; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that sent it for `user_id`, set by the ledger; empty if that user sent it."""
+    """User ID of the delegate that sent the command for `user_id`, set by the ledger; empty if that user sent the command
+    directly.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was accepted."""
+        """When the command was accepted."""
 
     @_builtins.property
     def tool_result(self) -> Global___ToolResultCommand:
@@ -1530,7 +1530,7 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 @_typing.final
 class EventCommand(_message.Message):
     """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events that no node has
-    taken. Another event is QUEUE_FULL, unless SendCommandRequest.event_is_awaited is set.
+    consumed. A further event fails with QUEUE_FULL, unless SendCommandRequest.event_is_awaited is set.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1557,7 +1557,7 @@ Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
 
 @_typing.final
 class RaiseGoalCommand(_message.Message):
-    """Raises a goal's limits. Either all of them are raised, or none."""
+    """Raises a goal's limits. Atomic: either all limits are raised, or none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1589,7 +1589,7 @@ Global___RaiseGoalCommand: _TypeAlias = RaiseGoalCommand  # noqa: Y015
 
 @_typing.final
 class CompletedCommand(_message.Message):
-    """A call that was awaiting completion has ended. tool-registry knows how it ended."""
+    """A call that was awaiting completion has ended. tool-registry has its outcome."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1611,7 +1611,7 @@ Global___CompletedCommand: _TypeAlias = CompletedCommand  # noqa: Y015
 
 @_typing.final
 class AgentEndedCommand(_message.Message):
-    """The run that executed a call has ended."""
+    """Reports that the run that executed a call has ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1712,7 +1712,7 @@ class DecisionCommand(_message.Message):
     edited_preview: _builtins.str
     """EDIT: description of the edited call's effect, in the tool's own words."""
     for_series: _builtins.bool
-    """Whether it applies to the series; `digest` is then the series' digest."""
+    """Whether the decision applies to the series; `digest` is then the series' digest."""
     @_builtins.property
     def edited_series(self) -> _call_pb2.Series:
         """EDIT with `for_series`: the validated series with the edited call."""
@@ -1841,7 +1841,7 @@ Global___RedriveCommand: _TypeAlias = RedriveCommand  # noqa: Y015
 
 @_typing.final
 class ProgressCommand(_message.Message):
-    """Progress of a front-end call. If it comes within 0.1 s of the last stored report, it only renews the lease."""
+    """Progress of a front-end call. Progress reported within 0.1 s of the last stored report only renews the lease."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1901,7 +1901,7 @@ class SendCommandRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     user_id: _builtins.str
-    """ID of the user, who must own the run; otherwise UNKNOWN."""
+    """ID of the user, who must own the run; otherwise, the outcome is UNKNOWN."""
     as_operator: _builtins.bool
     """Act as an operator, on any user's run in the store. Always set for resolve and redrive; optional for cancel."""
     decision_right: Global___DecisionRight.ValueType
@@ -1920,8 +1920,8 @@ class SendCommandRequest(_message.Message):
     delegate_user_id: _builtins.str
     """User ID of the delegate; empty if the user acts directly. Not part of the fingerprint."""
     event_is_awaited: _builtins.bool
-    """Whether a node was waiting for this event when the sender read the run. The run then keeps the event even if it has
-    too many, unless an unread event has the same name. Only for events. Not part of the fingerprint.
+    """Whether a node was waiting for this event when the sender read the run. The run then keeps the event even if it
+    already has the maximum, unless an unread event has the same name. Only for events. Not part of the fingerprint.
     """
     @_builtins.property
     def command(self) -> Global___Command:
@@ -1930,7 +1930,7 @@ class SendCommandRequest(_message.Message):
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other users behind the command, at most 8: the delegate's user and the key's creators. If several users must
-        approve, these users also count as having sent the command. Not part of the fingerprint.
+        approve, these users also count as senders. Not part of the fingerprint.
         """
 
     def __init__(
@@ -2015,7 +2015,7 @@ class StopJobRequest(_message.Message):
     command_id: _builtins.str
     """Command ID, unique in the job."""
     caller_run_id: _builtins.str
-    """Run whose model stops the job. The job may also be one that this run started. If empty, only jobs of the
+    """Run whose model stops the job. The job may also be a job that this run started. If empty, only jobs of the
     conversation can be stopped.
     """
     def __init__(
@@ -2045,7 +2045,7 @@ class StopJobResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """Whether the job was open and has now ended, or will end soon."""
+    """Whether the job was open, so that this request stopped it or soon will."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The job after the stop."""
@@ -2477,10 +2477,9 @@ class ListJobsRequest(_message.Message):
     filters are then ignored.
     """
     stopped_by_command_id: _builtins.str
-    """If set, also list the jobs that this command stopped. With `running_jobs_of_store`, this must be an
-    operator's command, and its jobs are listed for as long as the ledger keeps them, even after they have
-    ended. With `reports_to_conversation_id`, this must be the user's command, and only open jobs are listed,
-    except those that another command has stopped.
+    """If set, also list the jobs that this command stopped. With `running_jobs_of_store`, this must be an operator's
+    command, and ended jobs are listed too, for as long as the ledger keeps them. With `reports_to_conversation_id`,
+    this must be the user's command, and only open jobs are listed, except those that another command has stopped.
     """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
@@ -2640,7 +2639,7 @@ class GetCallsResponse(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """The calls, by ID. They have neither arguments nor the fields that are opaque to the ledger."""
+        """The calls, by ID. Arguments and fields that are opaque to the ledger are omitted."""
 
     def __init__(
         self,
@@ -2679,8 +2678,8 @@ class ListPendingCallsRequest(_message.Message):
     page_token: _builtins.str
     """`next_page_token` of the previous page; empty for the first page."""
     of_all_users: _builtins.bool
-    """List all users' calls in the store that await approval, and runs that are waiting for tokens. They appear as
-    approvers may see them: without the conversation's content.
+    """List all users' calls in the store that await approval, and runs that are waiting for tokens. The conversation's
+    content is omitted, because approvers may not see it.
     """
     tool_name: _builtins.str
     """List only calls of this tool, and no runs; empty means all."""
@@ -3055,7 +3054,7 @@ class ListChangesResponse(_message.Message):
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The first of the messages, in order, as the user may see them; at most 2 MiB."""
+        """The first matching messages, in order, as the user may see them; at most 2 MiB."""
 
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -3071,9 +3070,9 @@ class ListChangesResponse(_message.Message):
 
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Versions of the runs in `run_ids`, in the same order. A version changes whenever the run, its calls, or the
-        runs that execute its calls change. It is empty while one of these runs is waiting to be claimed, because
-        its reasons depend on other runs.
+        """Versions of the runs in `run_ids`, in the same order. A version changes whenever the run, its calls, or the runs
+        that execute its calls change. It is empty while one of these runs is waiting to be claimed, because the reasons
+        for the wait depend on other runs.
         """
 
     def __init__(
@@ -3135,7 +3134,7 @@ class ListVersionsResponse(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A version per conversation, in request order; empty if it does not exist."""
+        """A version per conversation, in request order; empty if the conversation does not exist."""
 
     def __init__(
         self,

@@ -188,7 +188,7 @@ class LedgerServiceServicer(object):
 
     def StartJob(self, request, context):
         """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
-        request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
+        request ID), in the same ID space as SubmitMessage. A repeated request must specify the same job.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -218,7 +218,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadRun(self, request, context):
-        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+        """Returns everything that a worker needs to execute a claimed run, as a consistent snapshot. The snapshot is streamed
         in parts of about 1 MiB. Read-only.
 
         Errors:
@@ -230,8 +230,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Renews the leases on all of a worker's runs. Returns the runs that it still holds, and which of them have
-        unread commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
+        have unread commands. Idempotent.
 
         Errors: only the common ones.
         """
@@ -249,7 +249,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportCrash(self, request, context):
-        """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+        """Releases a run that its worker can neither execute nor end. This counts as a worker crash. After too many crashes
         without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
         Errors:
@@ -263,7 +263,7 @@ class LedgerServiceServicer(object):
 
     def CommitRun(self, request, context):
         """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
-        Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
+        Idempotent by commit ID: repeating a run's last commit returns the same response.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -324,9 +324,9 @@ class LedgerServiceServicer(object):
 
     def LeaseOffer(self, request, context):
         """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
-        It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
-        session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
-        another client. Idempotent.
+        It is also granted, with the same offer epoch, if this client already holds the call, unless a newer session of the
+        client holds it. The call then belongs to this session. Calls of tools that belong to one client are never granted
+        to another client. Idempotent.
 
         Errors: only the common ones.
         """
@@ -428,8 +428,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
-        or one of its 20 newest jobs changes. Read-only.
+        """Returns the current version of each of up to 1000 conversations. A version changes whenever the conversation, its
+        active run or one of its 20 newest jobs changes. Read-only.
 
         Errors: only the common ones.
         """

@@ -56,7 +56,7 @@ class LedgerServiceStub:
     """
     StartJob: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]
     """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
-    request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
+    request ID), in the same ID space as SubmitMessage. A repeated request must specify the same job.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -78,7 +78,7 @@ class LedgerServiceStub:
     Errors: only the common ones.
     """
     LoadRun: _grpc.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]
-    """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+    """Returns everything that a worker needs to execute a claimed run, as a consistent snapshot. The snapshot is streamed
     in parts of about 1 MiB. Read-only.
 
     Errors:
@@ -86,8 +86,8 @@ class LedgerServiceStub:
     - ABORTED / LEASE_LOST
     """
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]
-    """Renews the leases on all of a worker's runs. Returns the runs that it still holds, and which of them have
-    unread commands. Idempotent.
+    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
+    have unread commands. Idempotent.
 
     Errors: only the common ones.
     """
@@ -97,7 +97,7 @@ class LedgerServiceStub:
     Errors: only the common ones.
     """
     ReportCrash: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]
-    """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+    """Releases a run that its worker can neither execute nor end. This counts as a worker crash. After too many crashes
     without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
     Errors:
@@ -107,7 +107,7 @@ class LedgerServiceStub:
     """
     CommitRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.CommitRunRequest, _ledger_pb2.CommitRunResponse]
     """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
-    Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
+    Idempotent by commit ID: repeating a run's last commit returns the same response.
 
     Errors:
     - ABORTED / LEASE_LOST
@@ -148,9 +148,9 @@ class LedgerServiceStub:
     """
     LeaseOffer: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]
     """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
-    It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
-    session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
-    another client. Idempotent.
+    It is also granted, with the same offer epoch, if this client already holds the call, unless a newer session of the
+    client holds it. The call then belongs to this session. Calls of tools that belong to one client are never granted
+    to another client. Idempotent.
 
     Errors: only the common ones.
     """
@@ -212,8 +212,8 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVersionsRequest, _ledger_pb2.ListVersionsResponse]
-    """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
-    or one of its 20 newest jobs changes. Read-only.
+    """Returns the current version of each of up to 1000 conversations. A version changes whenever the conversation, its
+    active run or one of its 20 newest jobs changes. Read-only.
 
     Errors: only the common ones.
     """
@@ -257,7 +257,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     StartJob: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]  # type: ignore[assignment]
     """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
-    request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
+    request ID), in the same ID space as SubmitMessage. A repeated request must specify the same job.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -279,7 +279,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: only the common ones.
     """
     LoadRun: _aio.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]  # type: ignore[assignment]
-    """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+    """Returns everything that a worker needs to execute a claimed run, as a consistent snapshot. The snapshot is streamed
     in parts of about 1 MiB. Read-only.
 
     Errors:
@@ -287,8 +287,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - ABORTED / LEASE_LOST
     """
     RenewLeases: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]  # type: ignore[assignment]
-    """Renews the leases on all of a worker's runs. Returns the runs that it still holds, and which of them have
-    unread commands. Idempotent.
+    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
+    have unread commands. Idempotent.
 
     Errors: only the common ones.
     """
@@ -298,7 +298,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: only the common ones.
     """
     ReportCrash: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]  # type: ignore[assignment]
-    """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+    """Releases a run that its worker can neither execute nor end. This counts as a worker crash. After too many crashes
     without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
     Errors:
@@ -308,7 +308,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     CommitRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.CommitRunRequest, _ledger_pb2.CommitRunResponse]  # type: ignore[assignment]
     """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
-    Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
+    Idempotent by commit ID: repeating a run's last commit returns the same response.
 
     Errors:
     - ABORTED / LEASE_LOST
@@ -349,9 +349,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """
     LeaseOffer: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]  # type: ignore[assignment]
     """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
-    It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
-    session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
-    another client. Idempotent.
+    It is also granted, with the same offer epoch, if this client already holds the call, unless a newer session of the
+    client holds it. The call then belongs to this session. Calls of tools that belong to one client are never granted
+    to another client. Idempotent.
 
     Errors: only the common ones.
     """
@@ -413,8 +413,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVersionsRequest, _ledger_pb2.ListVersionsResponse]  # type: ignore[assignment]
-    """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
-    or one of its 20 newest jobs changes. Read-only.
+    """Returns the current version of each of up to 1000 conversations. A version changes whenever the conversation, its
+    active run or one of its 20 newest jobs changes. Read-only.
 
     Errors: only the common ones.
     """
@@ -467,7 +467,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.StartJobResponse, _abc.Awaitable[_ledger_pb2.StartJobResponse]]:
         """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
-        request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
+        request ID), in the same ID space as SubmitMessage. A repeated request must specify the same job.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -501,7 +501,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.LoadRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.LoadRunResponse], _abc.AsyncIterator[_ledger_pb2.LoadRunResponse]]:
-        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+        """Returns everything that a worker needs to execute a claimed run, as a consistent snapshot. The snapshot is streamed
         in parts of about 1 MiB. Read-only.
 
         Errors:
@@ -515,8 +515,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.RenewLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.RenewLeasesResponse, _abc.Awaitable[_ledger_pb2.RenewLeasesResponse]]:
-        """Renews the leases on all of a worker's runs. Returns the runs that it still holds, and which of them have
-        unread commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
+        have unread commands. Idempotent.
 
         Errors: only the common ones.
         """
@@ -538,7 +538,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReportCrashRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ReportCrashResponse, _abc.Awaitable[_ledger_pb2.ReportCrashResponse]]:
-        """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+        """Releases a run that its worker can neither execute nor end. This counts as a worker crash. After too many crashes
         without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
         Errors:
@@ -554,7 +554,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.CommitRunResponse, _abc.Awaitable[_ledger_pb2.CommitRunResponse]]:
         """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
-        Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
+        Idempotent by commit ID: repeating a run's last commit returns the same response.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -625,9 +625,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.LeaseOfferResponse, _abc.Awaitable[_ledger_pb2.LeaseOfferResponse]]:
         """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
-        It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
-        session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
-        another client. Idempotent.
+        It is also granted, with the same offer epoch, if this client already holds the call, unless a newer session of the
+        client holds it. The call then belongs to this session. Calls of tools that belong to one client are never granted
+        to another client. Idempotent.
 
         Errors: only the common ones.
         """
@@ -749,8 +749,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListVersionsResponse, _abc.Awaitable[_ledger_pb2.ListVersionsResponse]]:
-        """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
-        or one of its 20 newest jobs changes. Read-only.
+        """Returns the current version of each of up to 1000 conversations. A version changes whenever the conversation, its
+        active run or one of its 20 newest jobs changes. Read-only.
 
         Errors: only the common ones.
         """

@@ -49,9 +49,9 @@ class TakeModelCallRequest(_message.Message):
     one token is left, regardless of its size. Later calls wait until the debt is repaid, which takes at most an hour.
     """
     ended: _builtins.bool
-    """Whether the call has ended. `tokens` are then those that it used beyond the counted ones, or negative if it used
-    fewer. They are counted even if a limit is reached. The reservation ends, so the tokens that the call used must be
-    in the ledger already.
+    """Whether the call has ended. `tokens` is then the difference between the tokens that the call used and those counted
+    at its start, which may be negative. It is counted even if a limit is reached. The reservation ends, so the tokens
+    that the call used must be in the ledger already.
     """
     model_call_id: _builtins.str
     """ID of the call, chosen by the caller."""
@@ -62,7 +62,7 @@ class TakeModelCallRequest(_message.Message):
     output_tokens: _builtins.int
     """Tokens to reserve in budgets for the answer."""
     seconds_max: _builtins.float
-    """Seconds after which the reservation expires, for example if the caller has died."""
+    """Seconds after which the reservation expires, for example because the caller has crashed."""
     def __init__(
         self,
         *,
@@ -101,7 +101,7 @@ class TakeModelCallResponse(_message.Message):
     """If the call was not counted: true if the model server's limit is reached, false if the store's limit is reached."""
     @_builtins.property
     def budget(self) -> _agents_pb2.TokenBudget:
-        """If the call was not counted because of a token budget: the budget. If it has tokens that are not used yet, calls in
+        """If the call was not counted because of a token budget: the budget. If the budget still has unused tokens, calls in
         progress have reserved them.
         """
 
@@ -138,11 +138,11 @@ class ReportModelServerRequest(_message.Message):
     answered: _builtins.bool
     """Whether the server has answered a call since these failures. An answer ends the outage."""
     attempts: _builtins.bool
-    """Whether the caller asks to make the next attempt. Other callers may make one 10 s later."""
+    """Whether the caller asks to make the next attempt. If this is granted, no other caller may make one for 10 s."""
     @_builtins.property
     def known_servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of all model servers that the caller knows, if it reports them. Settings can name a server for ten minutes
-        after the last such report.
+        """Names of all model servers that are configured for the caller, if it reports them. Settings can name a server for
+        ten minutes after the last such report.
         """
 
     def __init__(
@@ -174,7 +174,7 @@ class ReportModelServerResponse(_message.Message):
     outages: _builtins.int
     """Number of consecutive failures in all processes."""
     closed_seconds: _builtins.float
-    """Seconds for which only the process that makes the next attempt should call the server."""
+    """Seconds during which only the process that makes the next attempt should call the server."""
     may_attempt: _builtins.bool
     """Whether the caller makes the next attempt."""
     def __init__(

@@ -54,9 +54,8 @@ class ModelServiceServicer(object):
     def TakeModelCall(self, request, context):
         """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
         `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
-        the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
-        used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
-        call.
+        the token budgets of its store, user and agent. The call is not counted if a limit is reached, or if all tokens of
+        a budget are used or reserved. Idempotent by `model_call_id`, separately for the start and the end of a call.
 
         Errors: only the common ones.
         """
@@ -65,7 +64,7 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportModelServer(self, request, context):
-        """Reports how a model server answers, and returns what all processes have reported.
+        """Reports a model server's outages and answers, and returns the combined reports of all processes.
 
         Errors: only the common ones.
         """

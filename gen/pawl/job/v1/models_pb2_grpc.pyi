@@ -36,14 +36,13 @@ class ModelServiceStub:
     TakeModelCall: _grpc.UnaryUnaryMultiCallable[_models_pb2.TakeModelCallRequest, _models_pb2.TakeModelCallResponse]
     """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
     `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
-    the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
-    used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
-    call.
+    the token budgets of its store, user and agent. The call is not counted if a limit is reached, or if all tokens of
+    a budget are used or reserved. Idempotent by `model_call_id`, separately for the start and the end of a call.
 
     Errors: only the common ones.
     """
     ReportModelServer: _grpc.UnaryUnaryMultiCallable[_models_pb2.ReportModelServerRequest, _models_pb2.ReportModelServerResponse]
-    """Reports how a model server answers, and returns what all processes have reported.
+    """Reports a model server's outages and answers, and returns the combined reports of all processes.
 
     Errors: only the common ones.
     """
@@ -56,14 +55,13 @@ class ModelServiceAsyncStub(ModelServiceStub):
     TakeModelCall: _aio.UnaryUnaryMultiCallable[_models_pb2.TakeModelCallRequest, _models_pb2.TakeModelCallResponse]  # type: ignore[assignment]
     """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
     `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
-    the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
-    used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
-    call.
+    the token budgets of its store, user and agent. The call is not counted if a limit is reached, or if all tokens of
+    a budget are used or reserved. Idempotent by `model_call_id`, separately for the start and the end of a call.
 
     Errors: only the common ones.
     """
     ReportModelServer: _aio.UnaryUnaryMultiCallable[_models_pb2.ReportModelServerRequest, _models_pb2.ReportModelServerResponse]  # type: ignore[assignment]
-    """Reports how a model server answers, and returns what all processes have reported.
+    """Reports a model server's outages and answers, and returns the combined reports of all processes.
 
     Errors: only the common ones.
     """
@@ -79,9 +77,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_models_pb2.TakeModelCallResponse, _abc.Awaitable[_models_pb2.TakeModelCallResponse]]:
         """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
         `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
-        the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
-        used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
-        call.
+        the token budgets of its store, user and agent. The call is not counted if a limit is reached, or if all tokens of
+        a budget are used or reserved. Idempotent by `model_call_id`, separately for the start and the end of a call.
 
         Errors: only the common ones.
         """
@@ -92,7 +89,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _models_pb2.ReportModelServerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.ReportModelServerResponse, _abc.Awaitable[_models_pb2.ReportModelServerResponse]]:
-        """Reports how a model server answers, and returns what all processes have reported.
+        """Reports a model server's outages and answers, and returns the combined reports of all processes.
 
         Errors: only the common ones.
         """

@@ -48,7 +48,7 @@ class ScheduleOwner(_message.Message):
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other users behind the request: the delegate's user and the key's creators. If several users must approve, these
-        users also count as having made the request.
+        users also count as requesters.
         """
 
     def __init__(
@@ -121,7 +121,7 @@ class GetDueScheduleResponse(_message.Message):
     PAST_TIMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def due(self) -> Global___DueSchedule:
-        """What FireSchedule needs to fire it now."""
+        """The data that FireSchedule needs to fire the schedule now."""
 
     @_builtins.property
     def past_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:

@@ -26,10 +26,9 @@ if _version_not_supported:
 
 
 class ScheduleLedgerServiceStub(object):
-    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
-    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
-    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
-    been done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of agent-loop
+    claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, FireSchedule
+    applies the overlap policy, creates the run and advances the schedule, unless another call has already done so.
     """
 
     def __init__(self, channel):
@@ -56,10 +55,9 @@ class ScheduleLedgerServiceStub(object):
 
 
 class ScheduleLedgerServiceServicer(object):
-    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
-    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
-    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
-    been done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of agent-loop
+    claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, FireSchedule
+    applies the overlap policy, creates the run and advances the schedule, unless another call has already done so.
     """
 
     def GetDueSchedule(self, request, context):
@@ -124,10 +122,9 @@ def add_ScheduleLedgerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleLedgerService(object):
-    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
-    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
-    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
-    been done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of agent-loop
+    claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, FireSchedule
+    applies the overlap policy, creates the run and advances the schedule, unless another call has already done so.
     """
 
     @staticmethod

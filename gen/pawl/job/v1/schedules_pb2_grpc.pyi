@@ -27,10 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ScheduleLedgerServiceStub:
-    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
-    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
-    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
-    been done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of agent-loop
+    claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, FireSchedule
+    applies the overlap policy, creates the run and advances the schedule, unless another call has already done so.
     """
 
     @_typing.overload
@@ -63,10 +62,9 @@ class ScheduleLedgerServiceStub:
 
 @_typing.type_check_only
 class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
-    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
-    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
-    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
-    been done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of agent-loop
+    claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, FireSchedule
+    applies the overlap policy, creates the run and advances the schedule, unless another call has already done so.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -95,10 +93,9 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     """
 
 class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of
-    agent-loop claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction,
-    FireSchedule applies the overlap policy, creates the run and advances the schedule, unless this has already
-    been done.
+    """Fires the schedules that pawl.agent.v1.ScheduleService manages. Only agent-loop calls it. A replica of agent-loop
+    claims a due schedule for ten seconds, prepares the run and calls FireSchedule. In one transaction, FireSchedule
+    applies the overlap policy, creates the run and advances the schedule, unless another call has already done so.
     """
 
     @_abc_1.abstractmethod

@@ -85,7 +85,7 @@ class TitleTask(_message.Message):
     attempt: _builtins.int
     """Number of times that it has been claimed, at least 1."""
     model: _builtins.str
-    """Model that answered in it; empty means the deployment's."""
+    """Model that answered in the conversation; empty means the deployment's model."""
     user_text: _builtins.str
     """Start of the user's message."""
     answer_text: _builtins.str
@@ -130,7 +130,7 @@ class SetTitleRequest(_message.Message):
     attempt: _builtins.int
     """Attempt from the task."""
     text: _builtins.str
-    """The first 4096 characters of the model's output; empty if it failed."""
+    """The first 4096 characters of the model's output; empty if the model call failed."""
     model: _builtins.str
     """The model that was called."""
     @_builtins.property

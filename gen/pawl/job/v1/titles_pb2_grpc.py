@@ -62,9 +62,9 @@ class TitleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetTitle(self, request, context):
-        """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-        characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
-        if the conversation has since been erased or claimed by another caller.
+        """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80 characters;
+        if the output is empty, the conversation can be claimed again a minute later. Has no effect if the conversation has
+        since been erased or claimed by another caller.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

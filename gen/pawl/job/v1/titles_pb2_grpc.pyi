@@ -40,9 +40,9 @@ class TitleServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     SetTitle: _grpc.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]
-    """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-    characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
-    if the conversation has since been erased or claimed by another caller.
+    """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80 characters;
+    if the output is empty, the conversation can be claimed again a minute later. Has no effect if the conversation has
+    since been erased or claimed by another caller.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -60,9 +60,9 @@ class TitleServiceAsyncStub(TitleServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     SetTitle: _aio.UnaryUnaryMultiCallable[_titles_pb2.SetTitleRequest, _titles_pb2.SetTitleResponse]  # type: ignore[assignment]
-    """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-    characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
-    if the conversation has since been erased or claimed by another caller.
+    """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80 characters;
+    if the output is empty, the conversation can be claimed again a minute later. Has no effect if the conversation has
+    since been erased or claimed by another caller.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -89,9 +89,9 @@ class TitleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _titles_pb2.SetTitleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_titles_pb2.SetTitleResponse, _abc.Awaitable[_titles_pb2.SetTitleResponse]]:
-        """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80
-        characters; if the output has none, the conversation can be claimed again a minute later. Has no effect
-        if the conversation has since been erased or claimed by another caller.
+        """Sets a title from a model's output, and records the model's usage. The title is one line of at most 80 characters;
+        if the output is empty, the conversation can be claimed again a minute later. Has no effect if the conversation has
+        since been erased or claimed by another caller.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

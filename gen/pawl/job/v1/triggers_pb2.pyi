@@ -285,7 +285,7 @@ class CheckWebhookResponse(_message.Message):
     """The webhook-id; empty if the webhook has none."""
     @_builtins.property
     def due(self) -> Global___DueTrigger:
-        """What FireTrigger needs."""
+        """The data that FireTrigger needs."""
 
     def __init__(
         self,
@@ -435,7 +435,7 @@ class FireTriggerRequest(_message.Message):
     refusal: _builtins.str
     """Why the run cannot be started; empty if `message` is set."""
     skipped: _builtins.str
-    """Why the event must not fire the trigger; empty if it may."""
+    """Why the event must not fire the trigger; empty if it may fire it."""
     @_builtins.property
     def due(self) -> Global___DueTrigger:
         """The trigger as checked or claimed; its definition is ignored."""

@@ -34,7 +34,7 @@ class PutWorkflowRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User who is saving it."""
+    """User who is saving the workflow."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     validate_only: _builtins.bool
@@ -45,7 +45,7 @@ class PutWorkflowRequest(_message.Message):
 
     @_builtins.property
     def uses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the workflows that it starts."""
+        """Names of the workflows that this workflow starts."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class DeleteWorkflowRequest(_message.Message):
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User who is deleting it."""
+    """User who is deleting the workflow."""
     credential_id: _builtins.str
     """ID of the user's credential."""
     name: _builtins.str

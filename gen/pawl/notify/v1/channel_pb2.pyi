@@ -30,13 +30,13 @@ class _ChannelDeliveryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_
     CHANNEL_DELIVERY_STATE_UNSPECIFIED: _ChannelDeliveryState.ValueType  # 0
     """Never sent."""
     CHANNEL_DELIVERY_STATE_WAITING: _ChannelDeliveryState.ValueType  # 1
-    """Being attempted now, or again at `next_try_time`. Transient state."""
+    """In progress, or to be attempted at `next_try_time`. Transient."""
     CHANNEL_DELIVERY_STATE_DELIVERED: _ChannelDeliveryState.ValueType  # 2
-    """Accepted by the receiver. Terminal, unless it is sent again."""
+    """Accepted by the receiver. Terminal, unless the delivery is resent."""
     CHANNEL_DELIVERY_STATE_DEAD: _ChannelDeliveryState.ValueType  # 3
-    """No more attempts. Terminal, unless it is sent again."""
+    """Given up after the last attempt. Terminal, unless the delivery is resent."""
     CHANNEL_DELIVERY_STATE_SKIPPED: _ChannelDeliveryState.ValueType  # 4
-    """Not sent because of preferences; see `last_error`. Terminal, unless it is sent again."""
+    """Not sent because of preferences; see `last_error`. Terminal, unless the delivery is resent."""
 
 class ChannelDeliveryState(_ChannelDeliveryState, metaclass=_ChannelDeliveryStateEnumTypeWrapper):
     """State of a delivery."""
@@ -44,18 +44,18 @@ class ChannelDeliveryState(_ChannelDeliveryState, metaclass=_ChannelDeliveryStat
 CHANNEL_DELIVERY_STATE_UNSPECIFIED: ChannelDeliveryState.ValueType  # 0
 """Never sent."""
 CHANNEL_DELIVERY_STATE_WAITING: ChannelDeliveryState.ValueType  # 1
-"""Being attempted now, or again at `next_try_time`. Transient state."""
+"""In progress, or to be attempted at `next_try_time`. Transient."""
 CHANNEL_DELIVERY_STATE_DELIVERED: ChannelDeliveryState.ValueType  # 2
-"""Accepted by the receiver. Terminal, unless it is sent again."""
+"""Accepted by the receiver. Terminal, unless the delivery is resent."""
 CHANNEL_DELIVERY_STATE_DEAD: ChannelDeliveryState.ValueType  # 3
-"""No more attempts. Terminal, unless it is sent again."""
+"""Given up after the last attempt. Terminal, unless the delivery is resent."""
 CHANNEL_DELIVERY_STATE_SKIPPED: ChannelDeliveryState.ValueType  # 4
-"""Not sent because of preferences; see `last_error`. Terminal, unless it is sent again."""
+"""Not sent because of preferences; see `last_error`. Terminal, unless the delivery is resent."""
 Global___ChannelDeliveryState: _TypeAlias = ChannelDeliveryState  # noqa: Y015
 
 @_typing.final
 class Channel(_message.Message):
-    """Where a user gets notifications."""
+    """A destination for a user's notifications."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -89,9 +89,9 @@ class Channel(_message.Message):
     0, everything is sent immediately.
     """
     credential_id: _builtins.str
-    """ID of the credential that last changed it. Output only."""
+    """ID of the credential that last changed the channel. Output only."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that last changed it; empty if the user did. Output only."""
+    """User ID of the delegate that last changed the channel; empty if the user made the change. Output only."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
         """Kinds of notifications to send; empty means all. APPROVAL_NEEDED is sent only to users who also get it in
@@ -104,11 +104,11 @@ class Channel(_message.Message):
 
     @_builtins.property
     def failing_since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when every attempt has failed. Absent if the last attempt succeeded. Output only."""
+        """Start of the current series of failed attempts. Absent if the last attempt succeeded. Output only."""
 
     @_builtins.property
     def confirm_time(self) -> _timestamp_pb2.Timestamp:
-        """When its address was confirmed; absent until then and for webhooks. Output only."""
+        """When the address was confirmed; absent until then and for webhooks. Output only."""
 
     def __init__(
         self,
@@ -155,9 +155,9 @@ class ChannelEvent(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     event_id: _builtins.str
-    """Event ID, the same each time the event is published."""
+    """Event ID. It stays the same if the event is published again."""
     type: _builtins.str
-    """`delivery.delivered`, `delivery.dead`, or `channel.disabled` (not by its user)."""
+    """`delivery.delivered`, `delivery.dead`, or `channel.disabled` (unless the user disabled it)."""
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -165,7 +165,7 @@ class ChannelEvent(_message.Message):
     channel_id: _builtins.str
     """Channel ID."""
     delivery_id: _builtins.str
-    """ID of the delivery that ended or disabled the channel; empty if a recipient unsubscribed."""
+    """ID of the delivery that ended, or whose failure disabled the channel; empty if a recipient unsubscribed."""
     tries: _builtins.int
     """Number of attempts."""
     status: _builtins.int
@@ -174,7 +174,7 @@ class ChannelEvent(_message.Message):
     """Why the last attempt failed or the channel was disabled; empty if delivered."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it happened."""
+        """Time of the event."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class ChannelDelivery(_message.Message):
     state: Global___ChannelDeliveryState.ValueType
     """State of the delivery."""
     tries: _builtins.int
-    """Number of attempts since it was last sent again."""
+    """Number of attempts since the delivery was created or last resent."""
     status: _builtins.int
     """HTTP status or SMTP code of the last attempt; 0 if there was none."""
     latency_milliseconds: _builtins.int
@@ -603,7 +603,7 @@ class ConfirmChannelRequest(_message.Message):
     channel_id: _builtins.str
     """Channel ID."""
     code: _builtins.str
-    """The eight-digit code that was sent to its address."""
+    """The eight-digit code that was sent to the channel's address."""
     def __init__(
         self,
         *,
@@ -717,7 +717,7 @@ class TestChannelResponse(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def delivery(self) -> Global___ChannelDelivery:
-        """The test's delivery, which has not been sent yet."""
+        """The test delivery, which has not been sent yet."""
 
     def __init__(
         self,
@@ -785,7 +785,9 @@ class ListDeliveriesResponse(_message.Message):
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDeliveryCount]:
-        """Number of deliveries in each state, across all pages and states. Zeros are left out. Only on the first page."""
+        """Number of deliveries in each state, across all pages and regardless of `states`. States without deliveries are
+        omitted. Set only on the first page.
+        """
 
     def __init__(
         self,

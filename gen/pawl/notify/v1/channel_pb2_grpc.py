@@ -38,9 +38,9 @@ class ChannelServiceStub(object):
     the webhook.
 
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
-    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
-    Further e-mails are delayed.
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and codes of 500
+    and above are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails
+    an hour. Further e-mails are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
     varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
@@ -138,9 +138,9 @@ class ChannelServiceServicer(object):
     the webhook.
 
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
-    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
-    Further e-mails are delayed.
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and codes of 500
+    and above are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails
+    an hour. Further e-mails are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
     varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
@@ -190,8 +190,8 @@ class ChannelServiceServicer(object):
     def UpdateChannel(self, request, context):
         """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
         deliveries go to the new URL, which starts with no recorded failures. A new e-mail address must be confirmed, as in
-        CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If two changes are made
-        concurrently, the last writer wins.
+        CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If changes are
+        concurrent, the last one wins.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -285,7 +285,7 @@ class ChannelServiceServicer(object):
 
     def ResendDelivery(self, request, context):
         """Sends a delivery again with the same ID, ignoring preferences and the channel's state. The delivery's attempts
-        start over. A waiting delivery is attempted now. To resend a code, use SendChannelCode.
+        start over. A waiting delivery is attempted immediately. To resend a code, use SendChannelCode.
 
         Errors:
         - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
@@ -408,9 +408,9 @@ class ChannelService(object):
     the webhook.
 
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
-    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
-    Further e-mails are delayed.
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and codes of 500
+    and above are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails
+    an hour. Further e-mails are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
     varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later

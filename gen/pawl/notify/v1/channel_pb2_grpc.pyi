@@ -39,9 +39,9 @@ class ChannelServiceStub:
     the webhook.
 
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
-    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
-    Further e-mails are delayed.
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and codes of 500
+    and above are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails
+    an hour. Further e-mails are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
     varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
@@ -83,8 +83,8 @@ class ChannelServiceStub:
     UpdateChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UpdateChannelRequest, _channel_pb2.UpdateChannelResponse]
     """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
     deliveries go to the new URL, which starts with no recorded failures. A new e-mail address must be confirmed, as in
-    CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If two changes are made
-    concurrently, the last writer wins.
+    CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If changes are
+    concurrent, the last one wins.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -150,7 +150,7 @@ class ChannelServiceStub:
     """
     ResendDelivery: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]
     """Sends a delivery again with the same ID, ignoring preferences and the channel's state. The delivery's attempts
-    start over. A waiting delivery is attempted now. To resend a code, use SendChannelCode.
+    start over. A waiting delivery is attempted immediately. To resend a code, use SendChannelCode.
 
     Errors:
     - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
@@ -187,9 +187,9 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     the webhook.
 
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
-    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
-    Further e-mails are delayed.
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and codes of 500
+    and above are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails
+    an hour. Further e-mails are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
     varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
@@ -228,8 +228,8 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     UpdateChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UpdateChannelRequest, _channel_pb2.UpdateChannelResponse]  # type: ignore[assignment]
     """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
     deliveries go to the new URL, which starts with no recorded failures. A new e-mail address must be confirmed, as in
-    CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If two changes are made
-    concurrently, the last writer wins.
+    CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If changes are
+    concurrent, the last one wins.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -295,7 +295,7 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     """
     ResendDelivery: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]  # type: ignore[assignment]
     """Sends a delivery again with the same ID, ignoring preferences and the channel's state. The delivery's attempts
-    start over. A waiting delivery is attempted now. To resend a code, use SendChannelCode.
+    start over. A waiting delivery is attempted immediately. To resend a code, use SendChannelCode.
 
     Errors:
     - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
@@ -331,9 +331,9 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     the webhook.
 
     E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
-    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
-    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
-    Further e-mails are delayed.
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and codes of 500
+    and above are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails
+    an hour. Further e-mails are delayed.
 
     If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
     varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
@@ -394,8 +394,8 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_channel_pb2.UpdateChannelResponse, _abc.Awaitable[_channel_pb2.UpdateChannelResponse]]:
         """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
         deliveries go to the new URL, which starts with no recorded failures. A new e-mail address must be confirmed, as in
-        CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If two changes are made
-        concurrently, the last writer wins.
+        CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If changes are
+        concurrent, the last one wins.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -503,7 +503,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ResendDeliveryResponse, _abc.Awaitable[_channel_pb2.ResendDeliveryResponse]]:
         """Sends a delivery again with the same ID, ignoring preferences and the channel's state. The delivery's attempts
-        start over. A waiting delivery is attempted now. To resend a code, use SendChannelCode.
+        start over. A waiting delivery is attempted immediately. To resend a code, use SendChannelCode.
 
         Errors:
         - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.

@@ -43,23 +43,23 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     NOTIFICATION_KIND_INPUT_NEEDED: _NotificationKind.ValueType  # 5
     """A run is waiting for an approval, an answer or a front end."""
     NOTIFICATION_KIND_ATTENTION_NEEDED: _NotificationKind.ValueType  # 6
-    """A call is in doubt and needs an operator. Or a schedule or trigger has paused itself, in which case there is no
-    run.
+    """A call's outcome is unknown and an operator must resolve it, or a schedule or trigger was paused automatically. In
+    the second case, there is no run.
     """
     NOTIFICATION_KIND_APPROVAL_NEEDED: _NotificationKind.ValueType  # 7
-    """A call in the store, usually another user's, awaits an approval that the recipient may give. Sent when approval
-    is requested, when the call is edited, or when nobody has decided in time.
+    """A call in the store, usually another user's, awaits approval, and the recipient may approve it. Sent when approval
+    is requested, when the call is edited, or when no decision was made in time.
     """
     NOTIFICATION_KIND_CHANNEL_DISABLED: _NotificationKind.ValueType  # 8
     """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.
     There is no run.
     """
     NOTIFICATION_KIND_JOB_ENDED: _NotificationKind.ValueType  # 9
-    """A job ended, but its conversation is waiting and cannot report it. `run_id` is the job, and `conversation_id`
+    """A job ended, but its conversation is waiting and cannot show the report. `run_id` is the job, and `conversation_id`
     is the conversation.
     """
     NOTIFICATION_KIND_DECISION_NEEDED: _NotificationKind.ValueType  # 10
-    """Another user's run asks this user by name (Call.asked_user_id)."""
+    """Another user's run asks the recipient for a decision by name (Call.asked_user_id)."""
 
 class NotificationKind(_NotificationKind, metaclass=_NotificationKindEnumTypeWrapper):
     """Kind of a notification."""
@@ -77,23 +77,23 @@ NOTIFICATION_KIND_RUN_EXPIRED: NotificationKind.ValueType  # 4
 NOTIFICATION_KIND_INPUT_NEEDED: NotificationKind.ValueType  # 5
 """A run is waiting for an approval, an answer or a front end."""
 NOTIFICATION_KIND_ATTENTION_NEEDED: NotificationKind.ValueType  # 6
-"""A call is in doubt and needs an operator. Or a schedule or trigger has paused itself, in which case there is no
-run.
+"""A call's outcome is unknown and an operator must resolve it, or a schedule or trigger was paused automatically. In
+the second case, there is no run.
 """
 NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
-"""A call in the store, usually another user's, awaits an approval that the recipient may give. Sent when approval
-is requested, when the call is edited, or when nobody has decided in time.
+"""A call in the store, usually another user's, awaits approval, and the recipient may approve it. Sent when approval
+is requested, when the call is edited, or when no decision was made in time.
 """
 NOTIFICATION_KIND_CHANNEL_DISABLED: NotificationKind.ValueType  # 8
 """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.
 There is no run.
 """
 NOTIFICATION_KIND_JOB_ENDED: NotificationKind.ValueType  # 9
-"""A job ended, but its conversation is waiting and cannot report it. `run_id` is the job, and `conversation_id`
+"""A job ended, but its conversation is waiting and cannot show the report. `run_id` is the job, and `conversation_id`
 is the conversation.
 """
 NOTIFICATION_KIND_DECISION_NEEDED: NotificationKind.ValueType  # 10
-"""Another user's run asks this user by name (Call.asked_user_id)."""
+"""Another user's run asks the recipient for a decision by name (Call.asked_user_id)."""
 Global___NotificationKind: _TypeAlias = NotificationKind  # noqa: Y015
 
 @_typing.final
@@ -141,11 +141,11 @@ class Notification(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     notification_id: _builtins.str
-    """Notification ID. It is derived from the event, so the same event always gives the same ID."""
+    """Notification ID. It is derived from the event, so the same event always has the same ID."""
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
-    """User who gets it."""
+    """The recipient."""
     number: _builtins.int
     """Position in the user's inbox, starting at 1 and increasing."""
     kind: Global___NotificationKind.ValueType
@@ -155,8 +155,8 @@ class Notification(_message.Message):
     conversation_id: _builtins.str
     """The run's conversation; empty with APPROVAL_NEEDED and DECISION_NEEDED, because conversations are private."""
     event_id: _builtins.str
-    """Event (RunEvent.event_id) that caused it. With CHANNEL_DISABLED, the delivery that caused it, or empty if a
-    reader unsubscribed.
+    """Event (RunEvent.event_id) that caused the notification. With CHANNEL_DISABLED, the delivery that caused it; empty
+    if a recipient unsubscribed.
     """
     title: _builtins.str
     """Title, one line."""
@@ -172,7 +172,7 @@ class Notification(_message.Message):
 
     @_builtins.property
     def read_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was read; absent until then."""
+        """When the notification was read; absent until then."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class SubscribeRequest(_message.Message):
     AFTER_NUMBER_FIELD_NUMBER: _builtins.int
     ONLY_NEW_FIELD_NUMBER: _builtins.int
     after_number: _builtins.int
-    """Return notifications after this number; 0 means all that are still kept."""
+    """Return notifications after this number; 0 means all that are still stored."""
     only_new: _builtins.bool
     """Send only new notifications and ignore `after_number`."""
     def __init__(

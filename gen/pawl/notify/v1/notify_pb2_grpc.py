@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class NotifyServiceStub(object):
     """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
-    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    (APPROVAL_NEEDED), until 30 days after the last such call. This does not apply to delegates that cannot decide. Only
     callers with one of these roles see these notifications.
     """
 
@@ -56,14 +56,14 @@ class NotifyServiceStub(object):
 
 class NotifyServiceServicer(object):
     """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
-    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    (APPROVAL_NEEDED), until 30 days after the last such call. This does not apply to delegates that cannot decide. Only
     callers with one of these roles see these notifications.
     """
 
     def Subscribe(self, request, context):
         """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
-        per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
-        seen.
+        per stream, in order of `number`. The server does not end the stream by itself. It is safe to reconnect from the
+        last number seen.
 
         Errors:
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -122,7 +122,7 @@ def add_NotifyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
     """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
-    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    (APPROVAL_NEEDED), until 30 days after the last such call. This does not apply to delegates that cannot decide. Only
     callers with one of these roles see these notifications.
     """
 

@@ -32,7 +32,7 @@ GRPC_VERSION: str
 
 class NotifyServiceStub:
     """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
-    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    (APPROVAL_NEEDED), until 30 days after the last such call. This does not apply to delegates that cannot decide. Only
     callers with one of these roles see these notifications.
     """
 
@@ -42,8 +42,8 @@ class NotifyServiceStub:
     def __new__(cls, channel: _aio.Channel) -> NotifyServiceAsyncStub: ...
     Subscribe: _grpc.UnaryStreamMultiCallable[_notify_pb2.SubscribeRequest, _notify_pb2.SubscribeResponse]
     """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
-    per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
-    seen.
+    per stream, in order of `number`. The server does not end the stream by itself. It is safe to reconnect from the
+    last number seen.
 
     Errors:
     - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -66,15 +66,15 @@ class NotifyServiceStub:
 @_typing.type_check_only
 class NotifyServiceAsyncStub(NotifyServiceStub):
     """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
-    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    (APPROVAL_NEEDED), until 30 days after the last such call. This does not apply to delegates that cannot decide. Only
     callers with one of these roles see these notifications.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Subscribe: _aio.UnaryStreamMultiCallable[_notify_pb2.SubscribeRequest, _notify_pb2.SubscribeResponse]  # type: ignore[assignment]
     """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
-    per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
-    seen.
+    per stream, in order of `number`. The server does not end the stream by itself. It is safe to reconnect from the
+    last number seen.
 
     Errors:
     - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -96,7 +96,7 @@ class NotifyServiceAsyncStub(NotifyServiceStub):
 
 class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
     """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
-    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    (APPROVAL_NEEDED), until 30 days after the last such call. This does not apply to delegates that cannot decide. Only
     callers with one of these roles see these notifications.
     """
 
@@ -107,8 +107,8 @@ class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_notify_pb2.SubscribeResponse], _abc.AsyncIterator[_notify_pb2.SubscribeResponse]]:
         """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
-        per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
-        seen.
+        per stream, in order of `number`. The server does not end the stream by itself. It is safe to reconnect from the
+        last number seen.
 
         Errors:
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER

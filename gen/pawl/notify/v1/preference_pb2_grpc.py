@@ -79,8 +79,8 @@ class PreferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePreferences(self, request, context):
-        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
-        last writer wins.
+        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If changes are concurrent, the last one
+        wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -91,7 +91,7 @@ class PreferenceServiceServicer(object):
 
     def MuteConversation(self, request, context):
         """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
-        Idempotent. The last time that was set wins.
+        Idempotent. A new end time replaces the previous one.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

@@ -44,15 +44,15 @@ class PreferenceServiceStub:
     Errors: only the common ones.
     """
     UpdatePreferences: _grpc.UnaryUnaryMultiCallable[_preference_pb2.UpdatePreferencesRequest, _preference_pb2.UpdatePreferencesResponse]
-    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
-    last writer wins.
+    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If changes are concurrent, the last one
+    wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _grpc.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]
     """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
-    Idempotent. The last time that was set wins.
+    Idempotent. A new end time replaces the previous one.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -81,15 +81,15 @@ class PreferenceServiceAsyncStub(PreferenceServiceStub):
     Errors: only the common ones.
     """
     UpdatePreferences: _aio.UnaryUnaryMultiCallable[_preference_pb2.UpdatePreferencesRequest, _preference_pb2.UpdatePreferencesResponse]  # type: ignore[assignment]
-    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
-    last writer wins.
+    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If changes are concurrent, the last one
+    wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _aio.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]  # type: ignore[assignment]
     """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
-    Idempotent. The last time that was set wins.
+    Idempotent. A new end time replaces the previous one.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -127,8 +127,8 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.UpdatePreferencesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.UpdatePreferencesResponse, _abc.Awaitable[_preference_pb2.UpdatePreferencesResponse]]:
-        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
-        last writer wins.
+        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If changes are concurrent, the last one
+        wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -141,7 +141,7 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.MuteConversationResponse, _abc.Awaitable[_preference_pb2.MuteConversationResponse]]:
         """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
-        Idempotent. The last time that was set wins.
+        Idempotent. A new end time replaces the previous one.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

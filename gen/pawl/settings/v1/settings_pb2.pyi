@@ -27,7 +27,7 @@ class _SettingsLayer:
 class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettingsLayer.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SETTINGS_LAYER_UNSPECIFIED: _SettingsLayer.ValueType  # 0
-    """In ExplainSettings: no layer sets it."""
+    """In ExplainSettings: no layer sets the value."""
     SETTINGS_LAYER_DEPLOYMENT: _SettingsLayer.ValueType  # 1
     """Set by a deployment key, for all stores."""
     SETTINGS_LAYER_CEILING: _SettingsLayer.ValueType  # 2
@@ -36,10 +36,10 @@ class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Setting
     """Set by a store's admin, for that store."""
 
 class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
-    """Layer of settings: who sets a value, and the stores that it applies to."""
+    """Layer of settings. It determines who sets a value and to which stores it applies."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
-"""In ExplainSettings: no layer sets it."""
+"""In ExplainSettings: no layer sets the value."""
 SETTINGS_LAYER_DEPLOYMENT: SettingsLayer.ValueType  # 1
 """Set by a deployment key, for all stores."""
 SETTINGS_LAYER_CEILING: SettingsLayer.ValueType  # 2
@@ -107,7 +107,7 @@ class Switch(_message.Message):
 
     @_builtins.property
     def set_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last set. Output only."""
+        """When the switch was last set. Output only."""
 
     def __init__(
         self,
@@ -190,18 +190,18 @@ class Settings(_message.Message):
     """Increases by one with each change; 0 if the layer sets nothing yet."""
     model_server: _builtins.str
     """Name of the model server whose address and key the store's model calls use, from agent-loop's limits file; not
-    allowed in the layer STORE. Refused if agent-loop processes are running and none of them knows it. Empty if the
-    layer does not set it.
+    allowed in the layer STORE. A name is refused if agent-loop processes are running and none of them has a model
+    server with this name. Empty if the layer does not set a model server.
     """
     update_user_id: _builtins.str
-    """User who last changed it. Output only."""
+    """User who last changed the layer. Output only."""
     @_builtins.property
     def switches(self) -> _containers.MessageMap[_builtins.str, Global___Switch]:
         """Switches by name; only in the layer DEPLOYMENT. A store in which a switch is off gets FAILED_PRECONDITION /
         FEATURE_OFF. A run keeps the features that were on when it was created.
-        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait until it is on again.
-        - `background`: start jobs, workflows and goals, and run tools in the background. Models can still call
-          workflows and start_goal as tools and wait for the results.
+        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait until the switch is on again.
+        - `background`: start jobs, workflows and goals, and run tools in the background. Models can still call workflows
+          and start_goal as tools and wait for the results.
         - `delegation`: start child runs with the run_agent tool, and start workflows and goals.
         - `schedules`: fire schedules. A firing while this is off is recorded as skipped.
         - `triggers`: fire triggers. An event that arrives while this is off is recorded as skipped.
@@ -214,30 +214,31 @@ class Settings(_message.Message):
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
         - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).
-          Unlimited by default. Model calls in progress reserve tokens. Once all tokens are used or reserved, runs wait before their next model call
-          (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
-        - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
+          Unlimited by default. Model calls in progress reserve tokens. Once all tokens are used or reserved, runs wait
+          before their next model call (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the
+          limit is raised.
+        - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same limits for each user's runs.
         - `model_requests_per_minute`, `model_tokens_per_minute`: the store's model calls and their tokens. Unlimited by
           default. Once a limit is reached, runs wait before their next model call (WAIT_KIND_RATE). A call may exceed the
-          limit of tokens; later calls then wait until its tokens are made up for, but at most an hour.
+          token limit; later calls then wait until the excess has been compensated, but at most an hour.
         - `rounds_max`, `calls_per_round_max`, `model_attempts_max`, `agent_depth_max`, `total_tokens_max`,
-          `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: the most that a new
-          run may have of these limits (pawl.event.v1.RunLimits). A run that would have more gets this value, and
-          Run.lowered_limits says so.
-        - `weight`, 1 to 100: while several stores have runs that are due, each gets turns in proportion to its weight; 1 by
-          default.
+          `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: maximum values
+          of a new run's limits (pawl.event.v1.RunLimits). A higher limit is lowered to this value and listed in
+          Run.lowered_limits.
+        - `weight`, 1 to 100: when runs of several stores are due, each store's share of turns is proportional to its
+          weight; 1 by default.
         """
 
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Models that a store may use, at most 200; empty if the layer does not restrict them. The layer CEILING replaces the
         list of the layer DEPLOYMENT. The layer STORE can only shorten it. Other models are refused with MODEL_NOT_ALLOWED
-        when an agent is saved or a run starts. A model call that they would need later fails.
+        when an agent is saved or a run starts. If a run needs such a model later, that model call fails.
         """
 
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was last changed. Output only."""
+        """When the layer was last changed. Output only."""
 
     def __init__(
         self,
@@ -405,9 +406,9 @@ class Explanation(_message.Message):
     value: _builtins.str
     """The value: `on` or `off` for a switch, a number or `unlimited` for a limit, otherwise text."""
     layer: Global___SettingsLayer.ValueType
-    """The layer that decides it; UNSPECIFIED if no layer sets it."""
+    """The layer that sets the value; UNSPECIFIED if no layer does."""
     reason: _builtins.str
-    """Why it has this value, in a sentence."""
+    """A sentence that explains the value."""
     def __init__(
         self,
         *,
@@ -539,12 +540,12 @@ class SettingsChange(_message.Message):
     store_id: _builtins.str
     """Store ID; empty for the layer DEPLOYMENT."""
     user_id: _builtins.str
-    """User who made it."""
+    """User who made the change."""
     credential_id: _builtins.str
-    """ID of the credential used to make it."""
+    """ID of the credential that made the change."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was made."""
+        """When the change was made."""
 
     @_builtins.property
     def before(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

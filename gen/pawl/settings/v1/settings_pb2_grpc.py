@@ -33,7 +33,7 @@ class SettingsServiceStub(object):
     store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
     limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps the settings that it last read.
+    If a replica cannot read the settings, it continues with those that it last read.
     """
 
     def __init__(self, channel):
@@ -72,7 +72,7 @@ class SettingsServiceServicer(object):
     store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
     limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps the settings that it last read.
+    If a replica cannot read the settings, it continues with those that it last read.
     """
 
     def GetSettings(self, request, context):
@@ -89,12 +89,12 @@ class SettingsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSettings(self, request, context):
-        """Changes the values of one layer and records the change. Values missing from the request are kept.
-        The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
+        """Changes the values of one layer and records the change. Values that are not in the request stay unchanged. The
+        layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-        other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
+        than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
@@ -105,7 +105,7 @@ class SettingsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExplainSettings(self, request, context):
-        """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+        """Returns the switches and limits that apply to a store, and the layer that sets each of them. Read-only. A
         deployment key can read all stores. Operators and admins can read their own store.
 
         Errors:
@@ -169,7 +169,7 @@ class SettingsService(object):
     store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
     limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps the settings that it last read.
+    If a replica cannot read the settings, it continues with those that it last read.
     """
 
     @staticmethod

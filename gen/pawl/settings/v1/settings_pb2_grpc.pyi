@@ -34,7 +34,7 @@ class SettingsServiceStub:
     store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
     limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps the settings that it last read.
+    If a replica cannot read the settings, it continues with those that it last read.
     """
 
     @_typing.overload
@@ -51,19 +51,19 @@ class SettingsServiceStub:
     - PERMISSION_DENIED
     """
     UpdateSettings: _grpc.UnaryUnaryMultiCallable[_settings_pb2.UpdateSettingsRequest, _settings_pb2.UpdateSettingsResponse]
-    """Changes the values of one layer and records the change. Values missing from the request are kept.
-    The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
+    """Changes the values of one layer and records the change. Values that are not in the request stay unchanged. The
+    layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-      other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
+      than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
     """
     ExplainSettings: _grpc.UnaryUnaryMultiCallable[_settings_pb2.ExplainSettingsRequest, _settings_pb2.ExplainSettingsResponse]
-    """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+    """Returns the switches and limits that apply to a store, and the layer that sets each of them. Read-only. A
     deployment key can read all stores. Operators and admins can read their own store.
 
     Errors:
@@ -90,7 +90,7 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
     store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
     limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps the settings that it last read.
+    If a replica cannot read the settings, it continues with those that it last read.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -104,19 +104,19 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
     - PERMISSION_DENIED
     """
     UpdateSettings: _aio.UnaryUnaryMultiCallable[_settings_pb2.UpdateSettingsRequest, _settings_pb2.UpdateSettingsResponse]  # type: ignore[assignment]
-    """Changes the values of one layer and records the change. Values missing from the request are kept.
-    The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
+    """Changes the values of one layer and records the change. Values that are not in the request stay unchanged. The
+    layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-      other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
+      than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
     """
     ExplainSettings: _aio.UnaryUnaryMultiCallable[_settings_pb2.ExplainSettingsRequest, _settings_pb2.ExplainSettingsResponse]  # type: ignore[assignment]
-    """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+    """Returns the switches and limits that apply to a store, and the layer that sets each of them. Read-only. A
     deployment key can read all stores. Operators and admins can read their own store.
 
     Errors:
@@ -142,7 +142,7 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
     store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
     limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps the settings that it last read.
+    If a replica cannot read the settings, it continues with those that it last read.
     """
 
     @_abc_1.abstractmethod
@@ -166,12 +166,12 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _settings_pb2.UpdateSettingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_settings_pb2.UpdateSettingsResponse, _abc.Awaitable[_settings_pb2.UpdateSettingsResponse]]:
-        """Changes the values of one layer and records the change. Values missing from the request are kept.
-        The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
+        """Changes the values of one layer and records the change. Values that are not in the request stay unchanged. The
+        layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-          other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
+          than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
@@ -184,7 +184,7 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _settings_pb2.ExplainSettingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_settings_pb2.ExplainSettingsResponse, _abc.Awaitable[_settings_pb2.ExplainSettingsResponse]]:
-        """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+        """Returns the switches and limits that apply to a store, and the layer that sets each of them. Read-only. A
         deployment key can read all stores. Operators and admins can read their own store.
 
         Errors:

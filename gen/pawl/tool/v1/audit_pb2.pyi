@@ -29,8 +29,8 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     AUDIT_KIND_UNSPECIFIED: _AuditKind.ValueType  # 0
     """Never sent. In a filter, means any."""
     AUDIT_KIND_PROPOSED: _AuditKind.ValueType  # 1
-    """The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and gives
-    the rule.
+    """The call was checked. `verdict` is a Disposition. `reason` explains why the call is gated or refused, and names the
+    rule.
     """
     AUDIT_KIND_DECIDED: _AuditKind.ValueType  # 2
     """A user decided on the call. `verdict` is a DecisionKind, and `by_user_id` is the user. If there are several
@@ -38,13 +38,12 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     """
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
     """The call was about to start. `verdict` is APPROVED if there was an approval, and RULE if a rule replaced the
-    approval (see `reason`). Otherwise, it is empty. If there is no later RETURNED entry, its process crashed during
-    the call.
+    approval (see `reason`). Otherwise, it is empty. If no RETURNED entry follows, the process crashed during the call.
     """
     AUDIT_KIND_RETURNED: _AuditKind.ValueType  # 4
     """The call ended. `verdict` is an ExecutionOutcome. `reason` is the reason of an error, CACHED for a cached result,
     COMPLETED for an external result, or LATE. LATE entries record tools and remote workers that finished after their
-    call had ended. They took effect, but their results are discarded.
+    call had ended. Such calls may have taken effect, but their results are discarded.
 
     Front-end calls have this entry without an EXECUTED entry. Its `verdict` is SUCCEEDED or FAILED, with the user who
     returned the result in `by_user_id`. If a client held the call but did not return a result, `verdict` is FAILED
@@ -61,8 +60,8 @@ class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
 AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
 """Never sent. In a filter, means any."""
 AUDIT_KIND_PROPOSED: AuditKind.ValueType  # 1
-"""The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and gives
-the rule.
+"""The call was checked. `verdict` is a Disposition. `reason` explains why the call is gated or refused, and names the
+rule.
 """
 AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
 """A user decided on the call. `verdict` is a DecisionKind, and `by_user_id` is the user. If there are several
@@ -70,13 +69,12 @@ approvers, each has an entry.
 """
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
 """The call was about to start. `verdict` is APPROVED if there was an approval, and RULE if a rule replaced the
-approval (see `reason`). Otherwise, it is empty. If there is no later RETURNED entry, its process crashed during
-the call.
+approval (see `reason`). Otherwise, it is empty. If no RETURNED entry follows, the process crashed during the call.
 """
 AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
 """The call ended. `verdict` is an ExecutionOutcome. `reason` is the reason of an error, CACHED for a cached result,
 COMPLETED for an external result, or LATE. LATE entries record tools and remote workers that finished after their
-call had ended. They took effect, but their results are discarded.
+call had ended. Such calls may have taken effect, but their results are discarded.
 
 Front-end calls have this entry without an EXECUTED entry. Its `verdict` is SUCCEEDED or FAILED, with the user who
 returned the result in `by_user_id`. If a client held the call but did not return a result, `verdict` is FAILED
@@ -129,7 +127,7 @@ class AuditEntry(_message.Message):
     tool_name: _builtins.str
     """Name of the tool. If the tool does not exist, only the first 80 characters are kept."""
     tool_version: _builtins.int
-    """Version of the tool; 0 if it does not exist."""
+    """Version of the tool; 0 if the tool does not exist."""
     verdict: _builtins.str
     """Verdict; see AuditKind. Enum names have no prefix."""
     reason: _builtins.str
@@ -139,16 +137,15 @@ class AuditEntry(_message.Message):
     the user who held a front-end call, or who completed a call externally. Otherwise empty.
     """
     arguments_sha256: _builtins.str
-    """HMAC-SHA-256, in hex, of the SHA-256 of the canonical arguments; empty if they were refused. The key is a
-    secret that belongs to the conversation (or rule) and is deleted with it; after that, the value reveals
-    nothing.
+    """HMAC-SHA-256, in hex, of the SHA-256 of the canonical arguments; empty if the arguments were refused. The key is a
+    secret that belongs to the conversation (or rule) and is deleted with it; after that, the value reveals nothing.
     """
     result_sha256: _builtins.str
-    """RETURNED: digest of the result, made in the same way; otherwise empty."""
+    """RETURNED: digest of the result, computed in the same way; otherwise empty."""
     result_bytes: _builtins.int
     """RETURNED: size of the result in bytes."""
     duration_seconds: _builtins.float
-    """RETURNED: duration in seconds. For front-end calls, it is counted from the lease. It is 0 for cached results, and
+    """RETURNED: duration in seconds. For front-end calls, the time is counted from the lease. 0 for cached results, and
     for front-end results without a lease.
     """
     prev_hash: _builtins.str
@@ -158,7 +155,7 @@ class AuditEntry(_message.Message):
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown and for RULE."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that started the run for `user_id`; empty if that user started it."""
+    """User ID of the delegate that started the run for `user_id`; empty if that user started it directly."""
     by_credential_id: _builtins.str
     """ID of the credential that `by_user_id` used; empty if unknown."""
     by_delegate_user_id: _builtins.str
@@ -167,7 +164,7 @@ class AuditEntry(_message.Message):
     """The run's agent; `default` if it did not specify one. Empty for RULE and for workers' late results."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
-        """When it was written, according to the process's clock."""
+        """When the entry was written, according to the process's clock."""
 
     def __init__(
         self,
@@ -302,11 +299,11 @@ class VerifyAuditRequest(_message.Message):
     KNOWN_SEQ_FIELD_NUMBER: _builtins.int
     KNOWN_HASH_FIELD_NUMBER: _builtins.int
     known_seq: _builtins.int
-    """Number of an entry whose hash you recorded elsewhere; 0 if you have none. Needed to detect a chain that was
+    """Number of an entry whose hash was recorded elsewhere; 0 if there is none. Required to detect that a chain was
     rewritten from some entry to its end.
     """
     known_hash: _builtins.str
-    """That entry's hash."""
+    """Hash of the entry `known_seq`."""
     def __init__(
         self,
         *,
@@ -334,7 +331,7 @@ class VerifyAuditResponse(_message.Message):
     verified_seq: _builtins.int
     """Number of the last valid entry; 0 if none."""
     verified_hash: _builtins.str
-    """Its hash. Store both where no one with write access to the database can change them."""
+    """Hash of the entry `verified_seq`. Store both values where no one with write access to the database can change them."""
     done: _builtins.bool
     """Whether this is the last response."""
     @_builtins.property

@@ -93,7 +93,7 @@ class AuditServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetToolAnalytics(self, request, context):
-        """Returns figures for each tool over a period of time, from the audit chain. Read-only.
+        """Returns figures for each tool for a period of time, from the audit chain. Read-only.
 
         Errors:
         - PERMISSION_DENIED

@@ -57,7 +57,7 @@ class AuditServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     GetToolAnalytics: _grpc.UnaryUnaryMultiCallable[_audit_pb2.GetToolAnalyticsRequest, _audit_pb2.GetToolAnalyticsResponse]
-    """Returns figures for each tool over a period of time, from the audit chain. Read-only.
+    """Returns figures for each tool for a period of time, from the audit chain. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -93,7 +93,7 @@ class AuditServiceAsyncStub(AuditServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     GetToolAnalytics: _aio.UnaryUnaryMultiCallable[_audit_pb2.GetToolAnalyticsRequest, _audit_pb2.GetToolAnalyticsResponse]  # type: ignore[assignment]
-    """Returns figures for each tool over a period of time, from the audit chain. Read-only.
+    """Returns figures for each tool for a period of time, from the audit chain. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -144,7 +144,7 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.GetToolAnalyticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_audit_pb2.GetToolAnalyticsResponse, _abc.Awaitable[_audit_pb2.GetToolAnalyticsResponse]]:
-        """Returns figures for each tool over a period of time, from the audit chain. Read-only.
+        """Returns figures for each tool for a period of time, from the audit chain. Read-only.
 
         Errors:
         - PERMISSION_DENIED

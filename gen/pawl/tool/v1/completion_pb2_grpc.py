@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class CompletionServiceStub(object):
-    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
-    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
-    comes from the credential. Any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, the tool gets a completion token
+    for its call, passes the token on, and ends. The holder of the token then completes the call before its deadline. The
+    store comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     def __init__(self, channel):
@@ -45,9 +45,9 @@ class CompletionServiceStub(object):
 
 
 class CompletionServiceServicer(object):
-    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
-    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
-    comes from the credential. Any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, the tool gets a completion token
+    for its call, passes the token on, and ends. The holder of the token then completes the call before its deadline. The
+    store comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     def CompleteCall(self, request, context):
@@ -84,9 +84,9 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
-    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
-    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
-    comes from the credential. Any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, the tool gets a completion token
+    for its call, passes the token on, and ends. The holder of the token then completes the call before its deadline. The
+    store comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     @staticmethod

@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
-    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
-    comes from the credential. Any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, the tool gets a completion token
+    for its call, passes the token on, and ends. The holder of the token then completes the call before its deadline. The
+    store comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     @_typing.overload
@@ -52,9 +52,9 @@ class CompletionServiceStub:
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
-    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
-    comes from the credential. Any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, the tool gets a completion token
+    for its call, passes the token on, and ends. The holder of the token then completes the call before its deadline. The
+    store comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -73,9 +73,9 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     """
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
-    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
-    comes from the credential. Any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, the tool gets a completion token
+    for its call, passes the token on, and ends. The holder of the token then completes the call before its deadline. The
+    store comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     @_abc_1.abstractmethod

@@ -46,7 +46,7 @@ Global___DocumentOwner: _TypeAlias = DocumentOwner  # noqa: Y015
 
 @_typing.final
 class Document(_message.Message):
-    """A named piece of text. A user and the store can have documents with the same name."""
+    """A named piece of text. A user's document can have the same name as one of the store's."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

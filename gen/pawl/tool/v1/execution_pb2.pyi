@@ -31,17 +31,17 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     DISPOSITION_UNSPECIFIED: _Disposition.ValueType  # 0
     """Never sent."""
     DISPOSITION_RUN: _Disposition.ValueType  # 1
-    """The registry may run it."""
+    """The registry may run the call."""
     DISPOSITION_APPROVE: _Disposition.ValueType  # 2
-    """A user must approve it first. What happens then depends on the call's context."""
+    """A user must approve the call first. The call's context determines what happens next."""
     DISPOSITION_OFFER: _Disposition.ValueType  # 3
-    """A front end must run it."""
+    """A front end must run the call."""
     DISPOSITION_ASK: _Disposition.ValueType  # 4
-    """A user must answer it."""
+    """The call is a question, which a user must answer."""
     DISPOSITION_REFUSE: _Disposition.ValueType  # 5
-    """It must not run. `error_reason` and `error_message` are for the model."""
+    """The call must not run. `error_reason` and `error_message` are for the model."""
     DISPOSITION_DELEGATE: _Disposition.ValueType  # 6
-    """A child run must execute it."""
+    """A child run must execute the call."""
 
 class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
     """How a call may proceed."""
@@ -49,17 +49,17 @@ class Disposition(_Disposition, metaclass=_DispositionEnumTypeWrapper):
 DISPOSITION_UNSPECIFIED: Disposition.ValueType  # 0
 """Never sent."""
 DISPOSITION_RUN: Disposition.ValueType  # 1
-"""The registry may run it."""
+"""The registry may run the call."""
 DISPOSITION_APPROVE: Disposition.ValueType  # 2
-"""A user must approve it first. What happens then depends on the call's context."""
+"""A user must approve the call first. The call's context determines what happens next."""
 DISPOSITION_OFFER: Disposition.ValueType  # 3
-"""A front end must run it."""
+"""A front end must run the call."""
 DISPOSITION_ASK: Disposition.ValueType  # 4
-"""A user must answer it."""
+"""The call is a question, which a user must answer."""
 DISPOSITION_REFUSE: Disposition.ValueType  # 5
-"""It must not run. `error_reason` and `error_message` are for the model."""
+"""The call must not run. `error_reason` and `error_message` are for the model."""
 DISPOSITION_DELEGATE: Disposition.ValueType  # 6
-"""A child run must execute it."""
+"""A child run must execute the call."""
 Global___Disposition: _TypeAlias = Disposition  # noqa: Y015
 
 class _ExecutionOutcome:
@@ -77,16 +77,16 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_CANCELLED: _ExecutionOutcome.ValueType  # 3
     """Cancelled. If the reason is NOT_STOPPED, the tool is still running and may still take effect."""
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
-    """Its process crashed during the call; it is unknown whether the call took effect."""
+    """The process crashed during the call, so it is unknown whether the call took effect."""
     EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
     """The call has not ended, because the tool is asking the user a question (`question`). Call ExecuteTool again with
     all answers so far. READ_ONLY and IDEMPOTENT tools then start over. Other tools continue, and their timeout is
-    suspended in the meantime.
+    suspended until then.
     """
     EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
     """The call has not ended. It must be completed through CompletionService within `completion_seconds_left`. The tool
     itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time. This does
-    not run the tool again, but returns how the call ended.
+    not run the tool again, but returns the outcome of the call.
     """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
@@ -101,16 +101,16 @@ EXECUTION_OUTCOME_FAILED: ExecutionOutcome.ValueType  # 2
 EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
 """Cancelled. If the reason is NOT_STOPPED, the tool is still running and may still take effect."""
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
-"""Its process crashed during the call; it is unknown whether the call took effect."""
+"""The process crashed during the call, so it is unknown whether the call took effect."""
 EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
 """The call has not ended, because the tool is asking the user a question (`question`). Call ExecuteTool again with
 all answers so far. READ_ONLY and IDEMPOTENT tools then start over. Other tools continue, and their timeout is
-suspended in the meantime.
+suspended until then.
 """
 EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6
 """The call has not ended. It must be completed through CompletionService within `completion_seconds_left`. The tool
 itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time. This does
-not run the tool again, but returns how the call ended.
+not run the tool again, but returns the outcome of the call.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
@@ -225,7 +225,7 @@ class ResolveToolsRequest(_message.Message):
     """Without names: whether to include tools that runs must normally list (remember, recall, forget)."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf the calls are made."""
+        """The run and user on whose behalf tools are resolved."""
 
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -291,7 +291,7 @@ class CheckOwnToolsRequest(_message.Message):
     DEFINITIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """Store and user; other fields empty."""
+        """The store and user. Other fields are empty."""
 
     @_builtins.property
     def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
@@ -426,7 +426,7 @@ class CheckOutputResponse(_message.Message):
     """The answer as canonical JSON if it is valid; otherwise empty."""
     @_builtins.property
     def faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Violations, each in the form `path: what`; at most 21."""
+        """Violations, each in the form `path: violation`; at most 21."""
 
     def __init__(
         self,
@@ -521,7 +521,7 @@ class ProposedCall(_message.Message):
     arguments_json: _builtins.bytes
     """Arguments as the model wrote them; empty means an empty object."""
     edited: _builtins.bool
-    """Whether a reviewer wrote the arguments, in which case rules cannot allow the call."""
+    """Whether a reviewer edited the arguments. If so, rules cannot allow the call."""
     traceparent: _builtins.str
     """W3C `traceparent` for the tool, if the call is executed immediately; may be empty."""
     @_builtins.property
@@ -621,7 +621,7 @@ class CheckCallsRequest(_message.Message):
     EXECUTE_READS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf the calls are made."""
+        """The run and user on whose behalf the calls are made."""
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProposedCall]:
@@ -714,7 +714,7 @@ class RecordDecisionsRequest(_message.Message):
     DECISIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf the calls are made."""
+        """The run and user on whose behalf the calls are made."""
 
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedDecision]:
@@ -825,7 +825,7 @@ class RecordResultsRequest(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf the calls are made."""
+        """The run and user on whose behalf the calls are made."""
 
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedResult]:
@@ -886,7 +886,7 @@ class RecordedResult(_message.Message):
     credential_id: _builtins.str
     """ID of the credential used to return the result; empty if unknown."""
     delegate_user_id: _builtins.str
-    """User ID of the delegate that returned it for `user_id`; empty if that user returned it."""
+    """User ID of the delegate that returned the result for `user_id`; empty if that user returned it directly."""
     definition_sha256: _builtins.str
     """Same as PinnedTool.definition_sha256."""
     def __init__(
@@ -975,19 +975,19 @@ class Verdict(_message.Message):
     context: _call_pb2.ExecutionContext.ValueType
     """Where the tool runs."""
     category: _call_pb2.ToolCategory.ValueType
-    """Its category."""
+    """Category of the tool."""
     effect_class: _call_pb2.EffectClass.ValueType
-    """Its effect class."""
+    """Effect class of the tool."""
     timeout_seconds: _builtins.float
     """The tool's timeout in seconds (for jobs, its background timeout); 0 if it has none."""
     parallel: _builtins.bool
-    """Whether it may run in parallel with others."""
+    """Whether the call may run in parallel with others."""
     digest: _builtins.str
     """APPROVE: SHA-256, in hex, of store, run, call, tool, version and canonical arguments."""
     preview: _builtins.str
     """APPROVE: description of the call's effect, in the tool's own words; may be empty."""
     approval_cause: _builtins.str
-    """APPROVE: why it is gated."""
+    """APPROVE: why the call is gated."""
     offer_fallback: _call_pb2.OfferFallback.ValueType
     """OFFER, or APPROVE if the call is offered after the approval: what happens if no client runs it."""
     fallback_tool_name: _builtins.str
@@ -997,7 +997,7 @@ class Verdict(_message.Message):
     NOT_ALLOWED if a rule denies the call). More values may be added.
     """
     error_message: _builtins.str
-    """REFUSE: up to 20 violations, and near matches for unknown names."""
+    """REFUSE: message with up to 20 violations, and with near matches for unknown names."""
     rule_id: _builtins.str
     """Rule that decided; empty if none did. An ALLOW rule has already counted this call."""
     approvals_required: _builtins.int
@@ -1102,12 +1102,12 @@ class ExecuteToolRequest(_message.Message):
     call's unknown outcomes, the call runs again. Otherwise, the stored result is returned.
     """
     rule_id: _builtins.str
-    """Rule that the verdict names. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
+    """Rule that the verdict names. If the rule no longer applies, the request fails with APPROVAL_REQUIRED."""
     traceparent: _builtins.str
     """W3C `traceparent` for the tool; may be empty."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf the calls are made."""
+        """The run and user on whose behalf the call is made."""
 
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
@@ -1158,7 +1158,7 @@ class Answer(_message.Message):
     answer: _builtins.str
     """The answer; empty if `declined`."""
     declined: _builtins.bool
-    """Whether it was refused, withdrawn or expired."""
+    """Whether the question was declined, was withdrawn or has expired."""
     def __init__(
         self,
         *,
@@ -1220,7 +1220,7 @@ class ExecutionProgress(_message.Message):
     message: _builtins.str
     """Human-readable message, at most 1 KiB."""
     has_checkpoint: _builtins.bool
-    """Whether the tool has stored a checkpoint since the last progress. The other fields repeat the last progress."""
+    """Whether the tool has stored a checkpoint since the last progress report. The other fields repeat that report."""
     def __init__(
         self,
         *,
@@ -1250,7 +1250,7 @@ class ExecutionResult(_message.Message):
     QUESTION_FIELD_NUMBER: _builtins.int
     COMPLETION_SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     outcome: Global___ExecutionOutcome.ValueType
-    """How it ended."""
+    """How the execution ended."""
     duration_seconds: _builtins.float
     """Duration in seconds."""
     completion_seconds_left: _builtins.float
@@ -1292,10 +1292,10 @@ class CancelExecutionRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     wait_seconds: _builtins.float
-    """Seconds to wait for it to end, 0 to 10."""
+    """Seconds to wait for the execution to end, 0 to 10."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """On whose behalf the calls are made."""
+        """The run and user on whose behalf the call is made."""
 
     def __init__(
         self,
@@ -1321,8 +1321,8 @@ class CancelExecutionResponse(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """Whether the call is no longer running. False if this is not known in time, or if the tool is still running despite
-    the cancellation (`result` has NOT_STOPPED).
+    """Whether the call is no longer running. False if this cannot be determined in time, or if the tool is still running
+    despite the cancellation (`result` has NOT_STOPPED).
     """
     @_builtins.property
     def result(self) -> Global___ExecutionResult:

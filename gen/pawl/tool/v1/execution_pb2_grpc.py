@@ -223,10 +223,10 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
-        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-        that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
-        Returns `stopped` if there is no execution. Idempotent.
+        """Cancels a call's execution, regardless of the replica, and waits up to `wait_seconds` for it to end. A journaled
+        execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica that runs
+        the call waits. Other replicas return `stopped` immediately, and the call ends within about a second. Returns
+        `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
         """

@@ -120,10 +120,10 @@ class ExecutionServiceStub:
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
-    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
-    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-    that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
-    Returns `stopped` if there is no execution. Idempotent.
+    """Cancels a call's execution, regardless of the replica, and waits up to `wait_seconds` for it to end. A journaled
+    execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica that runs
+    the call waits. Other replicas return `stopped` immediately, and the call ends within about a second. Returns
+    `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
@@ -220,10 +220,10 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
-    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-    that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
-    Returns `stopped` if there is no execution. Idempotent.
+    """Cancels a call's execution, regardless of the replica, and waits up to `wait_seconds` for it to end. A journaled
+    execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica that runs
+    the call waits. Other replicas return `stopped` immediately, and the call ends within about a second. Returns
+    `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
@@ -383,10 +383,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
-        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
-        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
-        that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
-        Returns `stopped` if there is no execution. Idempotent.
+        """Cancels a call's execution, regardless of the replica, and waits up to `wait_seconds` for it to end. A journaled
+        execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica that runs
+        the call waits. Other replicas return `stopped` immediately, and the call ends within about a second. Returns
+        `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
         """

@@ -62,7 +62,7 @@ class FileServiceServicer(object):
 
     def PutFile(self, request_iterator, context):
         """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-        atomically. An interrupted upload leaves nothing behind. Idempotent.
+        atomically. An interrupted upload has no effect. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.
@@ -74,7 +74,8 @@ class FileServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetFile(self, request, context):
-        """Returns a file in pieces. They all belong to the same version, even if the file is replaced. Read-only.
+        """Returns a file in pieces. All pieces belong to the same version, even if the file is replaced during the download.
+        Read-only.
 
         Errors:
         - NOT_FOUND / FILE_NOT_FOUND

@@ -38,7 +38,7 @@ class FileServiceStub:
     def __new__(cls, channel: _aio.Channel) -> FileServiceAsyncStub: ...
     PutFile: _grpc.StreamUnaryMultiCallable[_file_pb2.PutFileRequest, _file_pb2.PutFileResponse]
     """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-    atomically. An interrupted upload leaves nothing behind. Idempotent.
+    atomically. An interrupted upload has no effect. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.
@@ -46,7 +46,8 @@ class FileServiceStub:
     - DEADLINE_EXCEEDED / DEADLINE_EXCEEDED: No message arrived for 60 s.
     """
     GetFile: _grpc.UnaryStreamMultiCallable[_file_pb2.GetFileRequest, _file_pb2.GetFileResponse]
-    """Returns a file in pieces. They all belong to the same version, even if the file is replaced. Read-only.
+    """Returns a file in pieces. All pieces belong to the same version, even if the file is replaced during the download.
+    Read-only.
 
     Errors:
     - NOT_FOUND / FILE_NOT_FOUND
@@ -71,7 +72,7 @@ class FileServiceAsyncStub(FileServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutFile: _aio.StreamUnaryMultiCallable[_file_pb2.PutFileRequest, _file_pb2.PutFileResponse]  # type: ignore[assignment]
     """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-    atomically. An interrupted upload leaves nothing behind. Idempotent.
+    atomically. An interrupted upload has no effect. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.
@@ -79,7 +80,8 @@ class FileServiceAsyncStub(FileServiceStub):
     - DEADLINE_EXCEEDED / DEADLINE_EXCEEDED: No message arrived for 60 s.
     """
     GetFile: _aio.UnaryStreamMultiCallable[_file_pb2.GetFileRequest, _file_pb2.GetFileResponse]  # type: ignore[assignment]
-    """Returns a file in pieces. They all belong to the same version, even if the file is replaced. Read-only.
+    """Returns a file in pieces. All pieces belong to the same version, even if the file is replaced during the download.
+    Read-only.
 
     Errors:
     - NOT_FOUND / FILE_NOT_FOUND
@@ -107,7 +109,7 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_file_pb2.PutFileResponse, _abc.Awaitable[_file_pb2.PutFileResponse]]:
         """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-        atomically. An interrupted upload leaves nothing behind. Idempotent.
+        atomically. An interrupted upload has no effect. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.
@@ -121,7 +123,8 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _file_pb2.GetFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_file_pb2.GetFileResponse], _abc.AsyncIterator[_file_pb2.GetFileResponse]]:
-        """Returns a file in pieces. They all belong to the same version, even if the file is replaced. Read-only.
+        """Returns a file in pieces. All pieces belong to the same version, even if the file is replaced during the download.
+        Read-only.
 
         Errors:
         - NOT_FOUND / FILE_NOT_FOUND

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class MemoryServiceStub(object):
-    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
-    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
+    """Lets users list and erase the facts that agents remember about them across conversations. Agents manage these facts
+    with the remember, recall and forget tools. Each agent has its own memories of each user. The store and user come
+    from the credential.
     """
 
     def __init__(self, channel):
@@ -49,8 +50,9 @@ class MemoryServiceStub(object):
 
 
 class MemoryServiceServicer(object):
-    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
-    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
+    """Lets users list and erase the facts that agents remember about them across conversations. Agents manage these facts
+    with the remember, recall and forget tools. Each agent has its own memories of each user. The store and user come
+    from the credential.
     """
 
     def ListMemories(self, request, context):
@@ -97,8 +99,9 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MemoryService(object):
-    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
-    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
+    """Lets users list and erase the facts that agents remember about them across conversations. Agents manage these facts
+    with the remember, recall and forget tools. Each agent has its own memories of each user. The store and user come
+    from the credential.
     """
 
     @staticmethod

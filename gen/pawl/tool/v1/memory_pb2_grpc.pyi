@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class MemoryServiceStub:
-    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
-    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
+    """Lets users list and erase the facts that agents remember about them across conversations. Agents manage these facts
+    with the remember, recall and forget tools. Each agent has its own memories of each user. The store and user come
+    from the credential.
     """
 
     @_typing.overload
@@ -52,8 +53,9 @@ class MemoryServiceStub:
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
-    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
-    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
+    """Lets users list and erase the facts that agents remember about them across conversations. Agents manage these facts
+    with the remember, recall and forget tools. Each agent has its own memories of each user. The store and user come
+    from the credential.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -73,8 +75,9 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     """
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lets users see and erase what agents remember about them across conversations. Agents use the remember, recall
-    and forget tools. Each agent has its own memories of each user. The store and user come from the credential.
+    """Lets users list and erase the facts that agents remember about them across conversations. Agents manage these facts
+    with the remember, recall and forget tools. Each agent has its own memories of each user. The store and user come
+    from the credential.
     """
 
     @_abc_1.abstractmethod

@@ -105,7 +105,7 @@ class ArgumentPattern(_message.Message):
     EQUALS_JSON_FIELD_NUMBER: _builtins.int
     GLOB_FIELD_NUMBER: _builtins.int
     argument: _builtins.str
-    """Name of a top-level argument."""
+    """Name of the argument."""
     equals_json: _builtins.bytes
     """Must equal this value, given as strict JSON; 1.0 and 1 are equal."""
     glob: _builtins.str
@@ -160,7 +160,7 @@ class Rule(_message.Message):
     effect: Global___RuleEffect.ValueType
     """The rule's effect."""
     scope: Global___RuleScope.ValueType
-    """Where it applies."""
+    """Where the rule applies."""
     scope_id: _builtins.str
     """RUN and CONVERSATION: the ID. AGENT: the agent's name, where `default` matches runs that did not specify an agent.
     A run must exist and belong to the caller; a conversation may be created later. The rule remains if its agent is
@@ -177,20 +177,20 @@ class Rule(_message.Message):
     uses_max: _builtins.int
     """ALLOW: maximum number of calls; default 0, which means unlimited."""
     uses: _builtins.int
-    """Number of calls that it has allowed. Output only."""
+    """Number of calls that the rule has allowed. Output only."""
     tool_version: _builtins.int
     """ALLOW for one tool: the tool's version. Output only. A newer version suspends the rule, even for runs that
     use the older one. With a tool pattern, ALLOW does not apply to versions registered after the rule was
     created.
     """
     suspended: _builtins.bool
-    """ALLOW: whether it is suspended because its tool changed. Output only."""
+    """ALLOW: whether the rule is suspended because its tool changed. Output only."""
     reason: _builtins.str
-    """Reason given by its creator; at most 1 KiB, may be empty."""
+    """The creator's reason for the rule; at most 1 KiB, may be empty."""
     user_id: _builtins.str
-    """User who created it. Output only."""
+    """User who created the rule. Output only."""
     revoke_user_id: _builtins.str
-    """User who revoked it. Output only."""
+    """User who revoked the rule. Output only."""
     call_id: _builtins.str
     """The caller's call whose approval led to the rule; optional. The call must have needed approval and match the
     rule's tool name.
@@ -203,7 +203,7 @@ class Rule(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When it expires; absent if it never does. Required for ALLOW with a tool pattern, and then at most 30 days
+        """Expiry time; absent if the rule does not expire. Required for ALLOW with a tool pattern, and then at most 30 days
         away.
         """
 
@@ -213,7 +213,7 @@ class Rule(_message.Message):
 
     @_builtins.property
     def revoke_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was revoked; absent if it has not been. Output only."""
+        """Revocation time; absent if the rule has not been revoked. Output only."""
 
     def __init__(
         self,

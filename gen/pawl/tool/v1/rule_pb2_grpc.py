@@ -93,7 +93,7 @@ class RuleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RevokeRule(self, request, context):
-        """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
+        """Revokes a rule permanently. Calls that the rule allowed do not start if they have not started yet. Idempotent.
 
         Errors:
         - NOT_FOUND / RULE_NOT_FOUND

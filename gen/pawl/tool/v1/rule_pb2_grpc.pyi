@@ -59,7 +59,7 @@ class RuleServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     RevokeRule: _grpc.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]
-    """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
+    """Revokes a rule permanently. Calls that the rule allowed do not start if they have not started yet. Idempotent.
 
     Errors:
     - NOT_FOUND / RULE_NOT_FOUND
@@ -104,7 +104,7 @@ class RuleServiceAsyncStub(RuleServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     RevokeRule: _aio.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]  # type: ignore[assignment]
-    """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
+    """Revokes a rule permanently. Calls that the rule allowed do not start if they have not started yet. Idempotent.
 
     Errors:
     - NOT_FOUND / RULE_NOT_FOUND
@@ -158,7 +158,7 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_pb2.RevokeRuleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_pb2.RevokeRuleResponse, _abc.Awaitable[_rule_pb2.RevokeRuleResponse]]:
-        """Revokes a rule permanently. Calls that it allowed but that have not started yet will not start. Idempotent.
+        """Revokes a rule permanently. Calls that the rule allowed do not start if they have not started yet. Idempotent.
 
         Errors:
         - NOT_FOUND / RULE_NOT_FOUND

@@ -34,7 +34,7 @@ class _SourceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceSta
     SOURCE_STATE_READY: _SourceState.ValueType  # 1
     """The source responds, and its tools match the approved definitions."""
     SOURCE_STATE_CHANGED: _SourceState.ValueType  # 2
-    """Its tools have changed. Call ApproveSource."""
+    """The source's tools have changed. Call ApproveSource."""
     SOURCE_STATE_UNREACHABLE: _SourceState.ValueType  # 3
     """The source does not respond; see `problem`."""
 
@@ -46,7 +46,7 @@ SOURCE_STATE_UNSPECIFIED: SourceState.ValueType  # 0
 SOURCE_STATE_READY: SourceState.ValueType  # 1
 """The source responds, and its tools match the approved definitions."""
 SOURCE_STATE_CHANGED: SourceState.ValueType  # 2
-"""Its tools have changed. Call ApproveSource."""
+"""The source's tools have changed. Call ApproveSource."""
 SOURCE_STATE_UNREACHABLE: SourceState.ValueType  # 3
 """The source does not respond; see `problem`."""
 Global___SourceState: _TypeAlias = SourceState  # noqa: Y015
@@ -144,7 +144,7 @@ class SourceToolPolicy(_message.Message):
     """Same as ToolDefinition.permits_grants."""
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """Default reports of its jobs; see ToolDefinition.reports."""
+        """Default reports of the tool's jobs; see ToolDefinition.reports."""
 
     def __init__(
         self,
@@ -170,9 +170,9 @@ Global___SourceToolPolicy: _TypeAlias = SourceToolPolicy  # noqa: Y015
 
 @_typing.final
 class McpStdioConfig(_message.Message):
-    """An MCP server that runs as a program. Its environment contains only PATH, LANG, HOME, TMPDIR and the variables below.
-    HOME and TMPDIR are the same empty folder, which is deleted afterwards. Pawl kills it and all its child processes
-    after 5 minutes of inactivity, when the source is removed, and when the registry stops.
+    """An MCP server that runs as a program. Its environment contains only PATH, LANG, HOME, TMPDIR and the variables in
+    this message. HOME and TMPDIR are the same empty folder, which is deleted afterwards. Pawl kills the program and all
+    its child processes after 5 minutes of inactivity, when the source is removed, and when the registry stops.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -247,16 +247,16 @@ class McpStdioConfig(_message.Message):
 
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. If neither this
-        nor `writable_paths` is set, the program cannot read anything else. In a deployment without API keys, however, it
-        can then read everything that the registry's user can read. Listing one of the deployment's private folders (keys,
-        secrets, data) is SOURCE_UNREACHABLE.
+        """Absolute paths of folders that the program may read, in addition to HOME and system folders such as /usr and /lib.
+        If neither this nor `writable_paths` is set, the program cannot read anything else. In a deployment without API
+        keys, however, it can then read everything that the registry's user can read. A list with one of the deployment's
+        private folders (keys, secrets, data) fails with SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Absolute folders that it may read and write, in addition to HOME. The deployment's private folders are not allowed.
-        The kernel enforces this. Where it cannot, the source is SOURCE_UNREACHABLE.
+        """Absolute paths of folders that the program may read and write, in addition to HOME. The deployment's private
+        folders are not allowed. The kernel enforces this. If the kernel cannot, the request fails with SOURCE_UNREACHABLE.
         """
 
     def __init__(
@@ -412,8 +412,8 @@ class OpenApiConfig(_message.Message):
     SECRET_HEADERS_FIELD_NUMBER: _builtins.int
     OPERATION_IDS_FIELD_NUMBER: _builtins.int
     document: _builtins.bytes
-    """The document, as JSON or YAML. Set either this or `document_url`. If the document is over 1 MiB, only the
-    selected operations and the parts that they refer to are kept, at most 1 MiB.
+    """The document, as JSON or YAML. Set either this or `document_url`. If the document is over 1 MiB, Pawl keeps only
+    the selected operations and the parts that they refer to, at most 1 MiB.
     """
     document_url: _builtins.str
     """URL of the document, which may be at most 16 MiB."""
@@ -563,7 +563,7 @@ class Source(_message.Message):
     """SHA-256, in hex, of the approved definitions."""
     @_builtins.property
     def config(self) -> Global___SourceConfig:
-        """Its configuration. URL queries and the values of `environment` and `headers` are visible only to users who
+        """The source's configuration. URL queries and the values of `environment` and `headers` are visible only to users who
         may change the source. Secrets are shown by name only.
         """
 
@@ -573,7 +573,7 @@ class Source(_message.Message):
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was added or replaced."""
+        """When the source was added or replaced."""
 
     def __init__(
         self,

@@ -32,9 +32,10 @@ class SourceServiceStub(object):
     They require the operator role, and the deployment must allow the store to run the program. If the deployment no
     longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
-    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
-    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
+    Pawl does not trust a source's description of itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in
+    the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not
+    run until ApproveSource is called. The tools of a changed HTTP service continue to make the approved requests until
+    then.
     """
 
     def __init__(self, channel):
@@ -77,9 +78,10 @@ class SourceServiceServicer(object):
     They require the operator role, and the deployment must allow the store to run the program. If the deployment no
     longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
-    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
-    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
+    Pawl does not trust a source's description of itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in
+    the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not
+    run until ApproveSource is called. The tools of a changed HTTP service continue to make the approved requests until
+    then.
     """
 
     def AddSource(self, request, context):
@@ -112,7 +114,7 @@ class SourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSources(self, request, context):
-        """Lists the store's sources by name, in the state of their last check. Read-only.
+        """Lists the store's sources by name, with their state at the last check. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -189,9 +191,10 @@ class SourceService(object):
     They require the operator role, and the deployment must allow the store to run the program. If the deployment no
     longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
-    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
-    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
+    Pawl does not trust a source's description of itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in
+    the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not
+    run until ApproveSource is called. The tools of a changed HTTP service continue to make the approved requests until
+    then.
     """
 
     @staticmethod

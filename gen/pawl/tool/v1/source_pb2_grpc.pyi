@@ -33,9 +33,10 @@ class SourceServiceStub:
     They require the operator role, and the deployment must allow the store to run the program. If the deployment no
     longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
-    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
-    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
+    Pawl does not trust a source's description of itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in
+    the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not
+    run until ApproveSource is called. The tools of a changed HTTP service continue to make the approved requests until
+    then.
     """
 
     @_typing.overload
@@ -64,7 +65,7 @@ class SourceServiceStub:
     - PERMISSION_DENIED
     """
     ListSources: _grpc.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]
-    """Lists the store's sources by name, in the state of their last check. Read-only.
+    """Lists the store's sources by name, with their state at the last check. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -95,9 +96,10 @@ class SourceServiceAsyncStub(SourceServiceStub):
     They require the operator role, and the deployment must allow the store to run the program. If the deployment no
     longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
-    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
-    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
+    Pawl does not trust a source's description of itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in
+    the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not
+    run until ApproveSource is called. The tools of a changed HTTP service continue to make the approved requests until
+    then.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -123,7 +125,7 @@ class SourceServiceAsyncStub(SourceServiceStub):
     - PERMISSION_DENIED
     """
     ListSources: _aio.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]  # type: ignore[assignment]
-    """Lists the store's sources by name, in the state of their last check. Read-only.
+    """Lists the store's sources by name, with their state at the last check. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -153,9 +155,10 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     They require the operator role, and the deployment must allow the store to run the program. If the deployment no
     longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
-    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
-    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
+    Pawl does not trust a source's description of itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in
+    the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not
+    run until ApproveSource is called. The tools of a changed HTTP service continue to make the approved requests until
+    then.
     """
 
     @_abc_1.abstractmethod
@@ -197,7 +200,7 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ListSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ListSourcesResponse, _abc.Awaitable[_source_pb2.ListSourcesResponse]]:
-        """Lists the store's sources by name, in the state of their last check. Read-only.
+        """Lists the store's sources by name, with their state at the last check. Read-only.
 
         Errors:
         - PERMISSION_DENIED

@@ -59,9 +59,9 @@ class ToolDefinition(_message.Message):
     without remote references.
     """
     context: _call_pb2.ExecutionContext.ValueType
-    """Where it runs."""
+    """Where the tool runs."""
     category: _call_pb2.ToolCategory.ValueType
-    """How harmful it can be. SENSITIVE and DESTRUCTIVE tools need approval."""
+    """How much harm the tool can do. SENSITIVE and DESTRUCTIVE tools need approval."""
     effect_class: _call_pb2.EffectClass.ValueType
     """What Pawl may do if a call's outcome is unknown."""
     timeout_seconds: _builtins.float
@@ -78,7 +78,8 @@ class ToolDefinition(_message.Message):
     """With BACKEND_TOOL: name of the tool that runs instead."""
     rate_per_minute: _builtins.int
     """BACKEND tools: average executions per minute and store, 0 to 100000; 0 means no limit. After a minute without
-    executions, that many may start immediately. Further calls get a RATE_LIMITED error result that says when to retry.
+    executions, that many may start immediately. Further calls get a RATE_LIMITED error result with the time after
+    which to retry.
     """
     cache_seconds: _builtins.float
     """READ_ONLY BACKEND tools: seconds that results are cached, per user and arguments, 0 to 86400; default 0.
@@ -108,11 +109,11 @@ class ToolDefinition(_message.Message):
 
     @_builtins.property
     def allowed_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who may call it; empty means all users in the store."""
+        """Users who may call the tool; empty means all users in the store."""
 
     @_builtins.property
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The user must have one of these roles; empty means any."""
+        """Roles that may call the tool, any one of which is enough; empty means all users."""
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
@@ -167,7 +168,7 @@ class Tool(_message.Message):
     version: _builtins.int
     """Version, starting at 1; increases with every change."""
     source: _builtins.str
-    """Where it comes from: "builtin", "module:<name>", "store" (front-end tools), "worker:<name>", "mcp:<name>" or
+    """Origin of the tool: "builtin", "module:<name>", "store" (front-end tools), "worker:<name>", "mcp:<name>" or
     "http:<name>".
     """
     @_builtins.property
@@ -203,8 +204,8 @@ class OwnTool(_message.Message):
     DEFINITION_FIELD_NUMBER: _builtins.int
     DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     definition_sha256: _builtins.str
-    """SHA-256, in hex, of the definition. The audit chain and analytics identify the tool by its name, `@` and the
-    first 12 digits of this.
+    """SHA-256, in hex, of the definition. The audit chain and analytics identify the tool by its name, `@` and the first
+    12 digits of this hash.
     """
     @_builtins.property
     def definition(self) -> Global___ToolDefinition:

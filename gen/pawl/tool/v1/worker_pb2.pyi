@@ -31,10 +31,10 @@ class _InvocationPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inv
     INVOCATION_PURPOSE_UNSPECIFIED: _InvocationPurpose.ValueType  # 0
     """Never sent."""
     INVOCATION_PURPOSE_RUN: _InvocationPurpose.ValueType  # 1
-    """Run it."""
+    """Run the call."""
     INVOCATION_PURPOSE_RECONCILE: _InvocationPurpose.ValueType  # 2
-    """Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. If a worker is
-    still running the call, or cannot find out, it answers `outcome_unknown`.
+    """Find out, without running the call, whether an earlier execution took effect. RECONCILABLE tools only. If a worker
+    is still running the call, or cannot find out, it answers `outcome_unknown`.
     """
 
 class InvocationPurpose(_InvocationPurpose, metaclass=_InvocationPurposeEnumTypeWrapper):
@@ -43,10 +43,10 @@ class InvocationPurpose(_InvocationPurpose, metaclass=_InvocationPurposeEnumType
 INVOCATION_PURPOSE_UNSPECIFIED: InvocationPurpose.ValueType  # 0
 """Never sent."""
 INVOCATION_PURPOSE_RUN: InvocationPurpose.ValueType  # 1
-"""Run it."""
+"""Run the call."""
 INVOCATION_PURPOSE_RECONCILE: InvocationPurpose.ValueType  # 2
-"""Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. If a worker is
-still running the call, or cannot find out, it answers `outcome_unknown`.
+"""Find out, without running the call, whether an earlier execution took effect. RECONCILABLE tools only. If a worker
+is still running the call, or cannot find out, it answers `outcome_unknown`.
 """
 Global___InvocationPurpose: _TypeAlias = InvocationPurpose  # noqa: Y015
 
@@ -61,7 +61,7 @@ class _ResultStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultSt
     RESULT_STATUS_ACCEPTED: _ResultStatus.ValueType  # 1
     """Accepted as the call's result. Sending the same result again also gets ACCEPTED."""
     RESULT_STATUS_LATE: _ResultStatus.ValueType  # 2
-    """The call was cancelled, has timed out, or was given to another worker. The result is only recorded in the audit
+    """The call was cancelled, has timed out, or was handed to another worker. The result is only recorded in the audit
     chain.
     """
     RESULT_STATUS_UNKNOWN: _ResultStatus.ValueType  # 3
@@ -75,7 +75,7 @@ RESULT_STATUS_UNSPECIFIED: ResultStatus.ValueType  # 0
 RESULT_STATUS_ACCEPTED: ResultStatus.ValueType  # 1
 """Accepted as the call's result. Sending the same result again also gets ACCEPTED."""
 RESULT_STATUS_LATE: ResultStatus.ValueType  # 2
-"""The call was cancelled, has timed out, or was given to another worker. The result is only recorded in the audit
+"""The call was cancelled, has timed out, or was handed to another worker. The result is only recorded in the audit
 chain.
 """
 RESULT_STATUS_UNKNOWN: ResultStatus.ValueType  # 3
@@ -270,7 +270,7 @@ Global___HeldCall: _TypeAlias = HeldCall  # noqa: Y015
 
 @_typing.final
 class WorkerProgress(_message.Message):
-    """A call's progress. The latest report wins."""
+    """A call's progress. A new report replaces earlier ones."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -306,8 +306,8 @@ Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
 
 @_typing.final
 class WorkerCheckpoint(_message.Message):
-    """A value that is passed to the call's next execution. The latest checkpoint wins. Each checkpoint gets exactly one
-    receipt. If no receipt arrives, it may be sent again, even after a reconnect.
+    """A value that is passed to the call's next execution. A new checkpoint replaces earlier ones. Each checkpoint gets
+    exactly one receipt. If no receipt arrives, it may be sent again, even after a reconnect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -360,7 +360,7 @@ class WorkerResult(_message.Message):
     lease_epoch: _builtins.int
     """Lease number from the invocation."""
     content_json: _builtins.bytes
-    """Result as strict JSON, at most 1 MiB. With RECONCILE: the call took effect and returned this."""
+    """Result as strict JSON, at most 1 MiB. With RECONCILE: the call took effect and returned this value."""
     error_message: _builtins.str
     """The call failed. This message goes to the model and must not contain secrets."""
     @_builtins.property
@@ -475,7 +475,7 @@ class WorkerWelcome(_message.Message):
     CHECKPOINT_BYTES_MAX_FIELD_NUMBER: _builtins.int
     lease_seconds: _builtins.float
     """Seconds after its last frame until a worker loses its calls. If a worker does not get an answer for this long, it
-    must stop its RECONCILABLE calls, because another worker may be asked about them.
+    must stop its RECONCILABLE calls, because another worker may be asked for their outcome.
     """
     heartbeat_seconds: _builtins.float
     """Seconds between heartbeats."""

@@ -52,17 +52,17 @@ class WorkerServiceStub:
 
     Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps the calls
     listed in its hello. Otherwise, what happens depends on the effect class. READ_ONLY and IDEMPOTENT calls go to
-    another worker with the same call ID. Workers are asked about RECONCILABLE calls. AT_MOST_ONCE calls have an
-    unknown outcome.
+    another worker with the same call ID. For RECONCILABLE calls, a worker is asked for the outcome. AT_MOST_ONCE calls
+    have an unknown outcome.
 
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
-    - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer
-      restrictions than before.
+    - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer restrictions
+      than before.
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many tools.
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_SCHEMA
-    - ALREADY_EXISTS / TOOL_EXISTS: A name belongs to another source; no tools are registered.
+    - ALREADY_EXISTS / TOOL_EXISTS: A tool name belongs to another source; no tools are registered.
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - RESOURCE_EXHAUSTED / OVERLOADED: The worker does not read its frames.
     - DEADLINE_EXCEEDED: The worker was silent for three leases.
@@ -94,17 +94,17 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps the calls
     listed in its hello. Otherwise, what happens depends on the effect class. READ_ONLY and IDEMPOTENT calls go to
-    another worker with the same call ID. Workers are asked about RECONCILABLE calls. AT_MOST_ONCE calls have an
-    unknown outcome.
+    another worker with the same call ID. For RECONCILABLE calls, a worker is asked for the outcome. AT_MOST_ONCE calls
+    have an unknown outcome.
 
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
-    - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer
-      restrictions than before.
+    - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer restrictions
+      than before.
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many tools.
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_SCHEMA
-    - ALREADY_EXISTS / TOOL_EXISTS: A name belongs to another source; no tools are registered.
+    - ALREADY_EXISTS / TOOL_EXISTS: A tool name belongs to another source; no tools are registered.
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - RESOURCE_EXHAUSTED / OVERLOADED: The worker does not read its frames.
     - DEADLINE_EXCEEDED: The worker was silent for three leases.
@@ -139,17 +139,17 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps the calls
         listed in its hello. Otherwise, what happens depends on the effect class. READ_ONLY and IDEMPOTENT calls go to
-        another worker with the same call ID. Workers are asked about RECONCILABLE calls. AT_MOST_ONCE calls have an
-        unknown outcome.
+        another worker with the same call ID. For RECONCILABLE calls, a worker is asked for the outcome. AT_MOST_ONCE calls
+        have an unknown outcome.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
-        - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer
-          restrictions than before.
+        - PERMISSION_DENIED: The caller lacks the role, the group belongs to another user, or a tool has fewer restrictions
+          than before.
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many tools.
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_SCHEMA
-        - ALREADY_EXISTS / TOOL_EXISTS: A name belongs to another source; no tools are registered.
+        - ALREADY_EXISTS / TOOL_EXISTS: A tool name belongs to another source; no tools are registered.
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - RESOURCE_EXHAUSTED / OVERLOADED: The worker does not read its frames.
         - DEADLINE_EXCEEDED: The worker was silent for three leases.

@@ -49,7 +49,10 @@ def shortened(text: str, bytes_max: int) -> str:
 
 
 def undecided(until: datetime | None = None, *, is_extended: bool = False) -> str:
-    """Return what happens to a call without a decision. The deadline of an approval can be extended once."""
+    """Return a sentence about what happens to a call if no decision is made.
+
+    The deadline of an approval can be extended once.
+    """
     by = "in time" if until is None else f"by {until:%Y-%m-%d %H:%M} UTC"
     extension = "" if is_extended else ", or the deadline is extended once"
     return f"If no one decides {by}, the call does not run{extension}."

@@ -223,7 +223,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
                 yield call
 
     async def round(self, run_id: str, number: int) -> steps_pb2.GetRoundResponse:
-        """Return the exact request and the answer of one model call of a run. Rounds start at 1."""
+        """Return the exact request and answer of one of a run's model calls. Rounds start at 1."""
         request = steps_pb2.GetRoundRequest(run_id=run_id, round=natural(number, "number"))
         return await self.again(self.agents.GetRound, request)
 

@@ -32,9 +32,9 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
 
 
 def file(document_name: str, *, shared: bool = False) -> message_pb2.Part:
-    """Return a message part for one of your documents or, with `shared`, one of the store's. The model reads its text.
+    """Return a message part for one of your documents or, with `shared`, one of the store's.
 
-    The model gets its text.
+    The model receives the document's text.
     """
     return message_pb2.Part(file=message_pb2.FilePart(document_name=document_name, shared=shared))
 

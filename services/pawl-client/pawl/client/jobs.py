@@ -197,8 +197,8 @@ class JobVerbs(Target):
         or job may be yielded again. To continue in another process, pass the last response's `cursor` as `after`.
 
         Raises:
-            ConversationNotFound, ConversationErased, Unauthenticated: This may also be raised later, if you may no
-                longer read the conversation.
+            ConversationNotFound, ConversationErased, Unauthenticated: You cannot read the conversation. This is also
+                raised later if you lose access.
             InvalidField: `after` is not a cursor of this conversation and user.
             SeqBeyondEnd: The position no longer exists, for example because Pawl was restored from a backup. Discard
                 what you have, and call this again without `after`.

@@ -47,7 +47,7 @@ class ScheduleVerbs(Target):
     async def backfill_schedule(
         self, name: str, begin: datetime, end: datetime, *, request_id: str = ""
     ) -> Sequence[schedule_pb2.ScheduleFire]:
-        """Fire a schedule for its past scheduled times from `begin` (inclusive) to `end` (exclusive), at most 100."""
+        """Fire a schedule for each past scheduled time from `begin` (inclusive) to `end` (exclusive), at most 100."""
         request = pb.BackfillScheduleRequest(name=name, request_id=request_id)
         request.begin_time.FromDatetime(begin.astimezone(UTC))
         request.end_time.FromDatetime(end.astimezone(UTC))

@@ -181,7 +181,7 @@ class AsyncSession:
     ) -> str:
         """Start a run and attach to it. The run waits for earlier runs of its conversation.
 
-        Return its id once it is durable. Return the run's id once the run is durable.
+        Return the run's id once the run is durable.
         """
         start = wire.Start(
             conversation_id=conversation_id,

@@ -207,7 +207,7 @@ class Target:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Metadata for a call made now: key, store and user."""
+        """The metadata of a new call: key, store and user."""
         key = self._key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self._names
 

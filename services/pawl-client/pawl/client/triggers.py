@@ -46,6 +46,9 @@ class TriggerVerbs(ScheduleVerbs):
     async def deliver_webhook(
         self, trigger_id: str, headers: Mapping[str, str], body: bytes, *, request_id: str = ""
     ) -> pb.DeliverWebhookResponse:
-        """Deliver a received webhook to its trigger. Requires the gateway role. Report duplicates in the response."""
+        """Deliver a received webhook to its trigger. Requires the gateway role.
+
+        The response reports whether the webhook is a duplicate.
+        """
         request = pb.DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
         return await self.once(self.triggers.DeliverWebhook, request)

@@ -69,7 +69,7 @@ class WorkflowRun:
         return (await self._target.once(self._target.workflows.ResumeExecution, request)).run
 
     async def send_event(self, name: str, payload: Any = None, *, event_id: str = "") -> run_pb2.Run:
-        """Send an event with a JSON payload to the run's wait nodes. An event id takes effect only once.
+        """Send an event with a JSON payload to the run's wait nodes. Events with the same id take effect only once.
 
         Without an event id, the request is not retried.
         """

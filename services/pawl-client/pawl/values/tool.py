@@ -150,7 +150,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a running tool: a fraction from 0 to 1, or None if unknown, and a human-readable text.
 
-    `has_checkpoint` means that the tool has stored a checkpoint since its last progress.
+    `has_checkpoint` means that the tool has stored a checkpoint since its last progress report.
     """
 
     fraction: float | None = None

@@ -34,7 +34,7 @@ class BusEvents:
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[Sequence[bytes], RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Call `take` with each batch of consecutive encoded events, and with the batch's last event, decoded."""
+        """Call `take` with each batch of consecutive encoded events and the batch's last event in decoded form."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:
@@ -73,6 +73,6 @@ class BusEvents:
         return await self._bus.subscribe(subject, deliver)
 
     async def report_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
-        """Report which runs users have seen, so that they are not notified about those runs. Best effort."""
+        """Report which runs users have seen, to suppress notifications about them. Best effort."""
         for first in range(0, len(viewers), _VIEWERS_MAX):
             await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

@@ -2,7 +2,7 @@
 
 Pending items are calls waiting for a user and runs that have no tokens left. All streams with the same user, rights and
 filter share a *view* and its reads. After its snapshot, a stream reads at most one page per second, so a large inbox
-delays only its own streams.
+does not delay other streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
 second. Callers only share reads that have not started yet, so a page is never older than the request for it. Each view
@@ -201,7 +201,7 @@ class Pending:
         """Return a page of pending items. Calls come before runs, and both are sorted oldest first.
 
         Raises:
-            PermissionDenied: the caller requests the items of the whole store but is neither an approver nor an admin.
+            PermissionDenied: The caller requests the items of the whole store but is neither an approver nor an admin.
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
@@ -215,8 +215,8 @@ class Pending:
         Yield an empty part after each `silence_seconds` of silence.
 
         Raises:
-            PermissionDenied: the caller requests the items of the whole store but is neither an approver nor an admin.
-            DependencyUnavailable: the ledger cannot currently be read.
+            PermissionDenied: The caller requests the items of the whole store but is neither an approver nor an admin.
+            DependencyUnavailable: The ledger cannot currently be read.
         """
         _check_may_see(caller, wanted)
         known: Known = {}

@@ -22,7 +22,7 @@ class Sessions:
 
     Each client has one stream. When a client opens a second stream under the same id, the first stream ends with
     CANCELLED, and its leases move to the new stream. If the new stream is on another replica, the first stream ends
-    when it next requests a lease or updates a call.
+    only when it next requests a lease or updates a call.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:
@@ -37,11 +37,11 @@ class Sessions:
         reached.
 
         Raises:
-            HelloRequired, InvalidId, InvalidField: the first frame is invalid.
-            SlowConsumer: the client fell behind. The metadata contains the position from which to attach again.
-            DeadlineExceeded: no frame arrived within the silence limit.
-            Cancelled: the client opened another stream.
-            DependencyUnavailable: a frame was not answered. Reconnect and send it again.
+            HelloRequired, InvalidId, InvalidField: The first frame is invalid.
+            SlowConsumer: The client fell behind. The metadata contains the position from which to attach again.
+            DeadlineExceeded: No frame arrived within the silence limit.
+            Cancelled: The client opened another stream.
+            DependencyUnavailable: A frame was not answered. Reconnect and send it again.
         """
         first = await self._first(incoming)
         client_id = ClientId(first.hello.client_id) or ClientId(self._ids.new("cli"))

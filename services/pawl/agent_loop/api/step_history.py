@@ -1,8 +1,8 @@
 """The steps of a run, derived only from its log.
 
 The same log always results in the same steps. Step ids are derived from rounds and call ids. The model adds one message
-per round, so a message's round follows from the earlier messages. A message that follows calls which it did not
-request, such as an undo report, gets its own round.
+per round, so a message's round follows from the earlier messages. Some messages follow calls that they did not request,
+such as an undo report. They get their own round.
 """
 
 from __future__ import annotations

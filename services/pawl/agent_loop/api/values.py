@@ -1,5 +1,3 @@
-"""Identifies the clients to which calls are offered."""
-
 from __future__ import annotations
 
 from typing import Final
@@ -13,7 +11,7 @@ from pawl.chassis.ids import (
 
 
 class ClientSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream of a client. A session releases only its own leases."""
+    """One stream of a client. A stream releases only its own leases."""
 
     client_id: ClientId = ClientId("")
     session_id: SessionId = SessionId("")

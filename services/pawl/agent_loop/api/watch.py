@@ -1,8 +1,8 @@
 """Streams of runs: past events from the ledger, then live events in the same format.
 
-All watchers of a run on this replica share one feed: one live subscription, one ledger reader and one tail of recent
-events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
-it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
+All watchers of a run on this replica share one feed, which has a live subscription, a ledger reader and a tail of
+recent events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the
+tail, it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
 Clients confirm the events that the user has seen, and Pawl does not notify the user about these. An open stream does
 not prove that events were seen, because its connection may be dead.
@@ -98,8 +98,8 @@ class Watches:
         If the watcher falls too far behind, the block is cancelled wherever its task is waiting.
 
         Raises:
-            RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
-            SlowConsumer: inside the block. The metadata contains the position from which to attach again.
+            RunNotFound, SeqBeyondEnd, Overloaded: Raised before the block starts.
+            SlowConsumer: Raised inside the block. The metadata contains the position from which to attach again.
         """
         key = (caller.store_id, caller.user_id, run_id)
         feed = self._feeds.get(key)
@@ -118,7 +118,7 @@ class Watches:
             if not watcher.cut:
                 raise
             raise SlowConsumer(
-                f"the client fell behind; attach again after seq {watcher.position}",
+                f"the client fell behind: attach again after seq {watcher.position}",
                 resume_after_seq=watcher.position,
                 run_id=run_id,
             ) from None
@@ -165,7 +165,7 @@ class Watches:
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
-        """Poll all feeds while NATS is unavailable. Otherwise, poll some of them at a time."""
+        """Poll all feeds if NATS is or just was unavailable. Otherwise, poll each feed at longer intervals."""
         was_connected = False
         for tick in itertools.count():
             await asyncio.sleep(self._poll_seconds)
@@ -199,7 +199,7 @@ class RunSteps:
 
         Raises:
             InvalidId, InvalidField, RunNotFound
-            InvalidPageToken: the run does not have the step in the token.
+            InvalidPageToken: The run does not have the step in the token.
         """
         run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
         found = await self._all(caller, run_id)
@@ -228,10 +228,10 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Yield step changes after `after_seq` until the run ends. Each part includes the seq of its last event.
+        """Yield the changes of steps after `after_seq` until the run ends.
 
-        Skips events that do not change a step. After `silence_seconds` without an event, yields a part without changes.
-        Use it inside `contextlib.aclosing`.
+        Each part includes the seq of its last event. Skip events that do not change a step. After `silence_seconds`
+        without an event, yield a part without changes. Use it inside `contextlib.aclosing`.
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded, SlowConsumer

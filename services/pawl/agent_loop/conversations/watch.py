@@ -1,8 +1,8 @@
 """Streams of conversations: first the current state, then changes.
 
-There is no log of changes. When NATS reports a change, a stream reads everything that changed since its last read,
-using its caller's identity and the same code as GetConversation, ListMessages, GetRun and GetJob. It therefore never
-sends anything that these methods would not return. It sends only items that differ from those already sent.
+There is no log of changes. When NATS reports a change, a stream reads everything that changed since its last read. It
+reads as its caller, with the code of GetConversation, ListMessages, GetRun and GetJob, and sends nothing that these
+methods would not return. It sends only items that differ from those already sent.
 
 All streams share one subscription, and one periodic read of versions that finds changes missed by NATS. An idle stream
 reads nothing while NATS is available.
@@ -89,7 +89,7 @@ class ConversationWatches:
         self._versions: dict[_Key, str] = {}
 
     async def follow(self, live: BusEvents) -> None:
-        """Notify streams of the changes that `live` reports, and of changes that it misses. Never returns."""
+        """Notify streams of changes, including those that `live` fails to report. Never returns."""
         await live.subscribe_conversations(self._changed)
         was_connected = False
         while True:
@@ -160,7 +160,7 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The state of a run that a stream last sent, and the time. A run with an unchanged `version` is unchanged."""
+    """The state of a run that was last sent to a stream, and when. A run with an unchanged `version` is unchanged."""
 
     version: str
     digest: int
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """A run whose events the stream must send: its start time, and its last known seq and state."""
+    """A run whose events the stream must send. Includes its start time and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int
@@ -380,7 +380,7 @@ class _Stream:
                 self._follower.add_done_callback(lambda _: self._woken.set())
 
     def _follower_has_ended(self) -> bool:
-        """Drop a follower that has ended, and raise its error, if any."""
+        """Drop a follower that has ended, and raise its error if there is one."""
         if self._follower is None or not self._follower.done():
             return False
         follower, self._follower = self._follower, None
@@ -427,7 +427,7 @@ def _is_state(event: RunEvent) -> bool:
 
 
 def _began_microseconds(run: Run) -> int:
-    """Return when a run started. If it never started, return when it ended or, failing that, when it was created."""
+    """Return when a run started. If it never started, return when it ended or else when it was created."""
     named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
     microseconds: int = getattr(run, named).ToMicroseconds()
     return microseconds

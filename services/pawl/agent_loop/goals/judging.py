@@ -96,7 +96,7 @@ def check_expression(source: str) -> None:
     """Check that a criterion's expression is allowed.
 
     Raises:
-        ExpressionError: the expression is not allowed. The message contains the reason.
+        ExpressionError: The expression is not allowed. The message contains the reason.
     """
     kind = _EXPRESSIONS.compile(source).return_type().name().lower()
     if kind not in {"bool", "double", "int", "uint", "dyn"}:
@@ -161,14 +161,14 @@ def citations(call: Call) -> tuple[str, ...]:
 
 
 def without_rest(call: Call) -> Call:
-    """Return a call whose result is truncated to the part shown to the judge."""
+    """Return the call with its result truncated to the part shown to the judge."""
     if call.result is None:
         return call
     return replace(call, result=replace(call.result, content_json=call.result.content_json[:_RESULT_BYTES_MAX]))
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
-    """Return the calls that a judge may cite: the attempt's own call, and the last calls that the attempt made."""
+    """Return the calls that a judge may cite: the attempt's own call, and the last calls made by the attempt."""
     made = [call for call in calls if call.run_id == attempt.child_run_id and call.settled]
     made = sorted(made, key=lambda call: (call.round, call.index))[-EVIDENCE_CALLS_MAX:]
     return {call.call_id: call for call in (*made, attempt)}

@@ -1,4 +1,4 @@
-"""Texts for goals: the tasks of attempts, and the report."""
+"""Writes the texts of goals: the tasks of attempts, and the final report."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
 
 
 def _quoted(header: str, lines: Iterable[str]) -> str:
-    """Quote lines that models or tools have written, so that they read as data."""
+    """Quote text written by models or tools, so that it is read as data."""
     return f"[{header}:]\n> " + "\n".join(lines).replace("\n", "\n> ")
 
 

@@ -77,7 +77,7 @@ class DriveEnd(StrEnum):
 
 
 class Drive:
-    """Drives one claimed run. `run` can be cancelled at any time and then makes no more writes."""
+    """Drives one claimed run. `run` can be cancelled at any time, and makes no writes after that."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
         """Create a drive.
@@ -127,7 +127,7 @@ class Drive:
         """Drive the run, starting from `loaded` if it is set. Return the reason for releasing the run.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
+            LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
         """
         loaded = await self._load() if loaded is None else self._prepared(loaded)
         self._base = loaded.state
@@ -159,8 +159,8 @@ class Drive:
     def _slot(self) -> AbstractAsyncContextManager[object]:
         """Return the slot to hold during a step.
 
-        Background runs share a few slots, so that they do not delay other runs. A stopping worker releases all its runs
-        at the same time, so that they share commits.
+        Background runs share a small number of slots, so that they do not delay other runs. A stopping worker releases
+        all its runs at the same time, so that they share commits.
         """
         is_limited = self.claim.in_background and not self._handing_over
         return self._dependencies.background_steps.held() if is_limited else nullcontext()
@@ -204,12 +204,12 @@ class Drive:
         return plan.rest
 
     def _early_model_call(self, plan: Plan) -> StartModel | None:
-        """Return the model call that may start while the step that announces it is being written, or None.
+        """Return the model call that may start before the step that announces it is durable, or None.
 
-        Its output is not used until the step is durable. If the step is refused, the output is discarded, but the call
-        still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands and no
-        recent refusals. The run must not have a token budget either, because only the commit's response contains the
-        number of tokens left.
+        The call's output is not used until the step is durable. If the step is refused, the output is discarded, but
+        the call still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands
+        and no recent refusals. The run must not have a token budget either, because only the commit's response contains
+        the number of tokens left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
@@ -237,7 +237,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether nothing but model output can have arrived. In that case, the rules need not run."""
+        """Return whether only model output can have arrived. In that case, there is nothing to decide."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -419,7 +419,7 @@ class Drive:
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     def _has_news(self, progress: ToolProgress) -> bool:
-        """Return whether there is progress to show. A checkpoint alone repeats the tool's last fraction and message."""
+        """Return whether there is progress to show. A checkpoint alone has no new fraction or message."""
         latest, last = (progress.fraction, progress.message), self._progress_shown.get(progress.call_id)
         self._progress_shown[progress.call_id] = latest
         return latest != (None, "") and not (progress.has_checkpoint and latest == last)
@@ -432,7 +432,7 @@ class Drive:
             self._facts.append(replace(cut, failure=failure))
 
     def _fitting_facts(self) -> int:
-        """Return how many of the facts, counted from the first, fit into one step.
+        """Return how many facts fit into one step, counted from the first.
 
         The results of a batch can be large.
         """

@@ -169,7 +169,7 @@ class RunTasks(Tasks):
         return progress
 
     def progress_due_at(self) -> float | None:
-        """Return the monotonic time at which progress must be shown, or None if there is none to show."""
+        """Return the monotonic time at which progress must be shown, or None if there is none."""
         return self._progress_not_before if self._progress else None
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
@@ -189,7 +189,7 @@ class RunTasks(Tasks):
         self.limits.count_all()
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown, or None if there is no output to show."""
+        """Return the monotonic time at which output must be shown, or None if there is none."""
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:

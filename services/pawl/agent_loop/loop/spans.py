@@ -1,8 +1,8 @@
 """Spans of runs, named as in OpenTelemetry's GenAI conventions 0.1.0.
 
-Each drive of a run has a span, which ends when the run parks. The span of a later drive is in the same trace, is a
-child of the first drive's span, and links to the last one. The IDs of these spans are derived from the run and its
-epoch, so that a worker can reconstruct them after a crash. Without a tracer, the caller's context is passed on
+Each drive of a run has a span, which ends when the run parks. The span of a later drive is a child of the first drive's
+span, in the same trace, and links to the span of the previous drive. The IDs of these spans are derived from the run
+and its epoch, so that a worker can reconstruct them after a crash. Without a tracer, the caller's context is passed on
 unchanged.
 """
 
@@ -52,7 +52,7 @@ class Tracing:
 
 
 def tracing_of(tracer: Tracer | None, model_urls: Mapping[str, str]) -> Tracing | None:
-    """Return how to record runs that call the model servers at these URLs, or None without a tracer."""
+    """Return the settings for recording runs that call these model servers, or None without a tracer."""
     if tracer is None:
         return None
     servers = {name: _server(url) for name, url in model_urls.items()}
@@ -93,8 +93,8 @@ class Traced:
 class RunSpans:
     """The spans of one drive of a run.
 
-    `new_trace` is the context of the run's first span, until it is stored with the run. Jobs have no spans of their
-    own, only their calls do. Each iteration of a series has its own trace.
+    `new_trace` is the context of the run's first span, until it is stored with the run. Jobs have no spans, but their
+    calls do. Each iteration of a series has its own trace.
     """
 
     def __init__(self, tracing: Tracing | None, claim: Claim, state: State, *, is_failing: bool = False) -> None:
@@ -201,7 +201,7 @@ class RunSpans:
         return span
 
     def delegated(self, delegations: Iterable[Delegation]) -> tuple[Delegation, ...]:
-        """Return the runs to create, each with the context that it continues or to which its own trace links."""
+        """Return the runs to create, each with the trace context that it continues or links to."""
         context = self._drive.traceparent
         if self._is_series:
             return tuple(replace(each, trace_link=self._run.traceparent) for each in delegations)
@@ -269,7 +269,7 @@ def _with_span_id(traceparent: str, span_id: int) -> str:
 
 
 def _starts_of_jobs(state: State) -> Sequence[str]:
-    """Return the contexts in which the jobs were started whose reports started this turn."""
+    """Return the trace contexts of the jobs whose reports started this turn."""
     jobs = (notice.run for notice in state.notices) if state.run.is_turn else ()
     return [job.traceparent or job.trace_link for job in jobs]
 

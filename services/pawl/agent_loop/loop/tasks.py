@@ -1,4 +1,4 @@
-"""Named tasks that run alongside a run's drive, and the facts that they return."""
+"""Runs named tasks alongside a run's drive, and collects the facts that they return."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tasks:
         """Return and clear the facts collected so far.
 
         Raises:
-            Exception: a task raised this exception, which is a bug.
+            Exception: A task raised this exception, which is a bug.
         """
         if self._failure is not None:
             raise self._failure
@@ -44,7 +44,7 @@ class Tasks:
         return facts
 
     async def cut(self, name: str) -> bool:
-        """Cancel a task and wait for it to end. Return whether the cancellation came before its end."""
+        """Cancel a task and wait for it to end. Return whether it was cancelled before it had ended."""
         task = self._tasks.get(name)
         if task is None:
             return False
@@ -74,7 +74,8 @@ class Tasks:
 class Slots:
     """A limit on the number of tasks that make a step at the same time. Tasks are served in order of arrival.
 
-    A step that takes longer than two seconds, for example in an outage, no longer counts, so it cannot block others.
+    A step that takes longer than two seconds, for example in an outage, gives up its slot, so that it cannot block
+    others.
     """
 
     def __init__(self) -> None:

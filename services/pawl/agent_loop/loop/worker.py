@@ -1,7 +1,8 @@
 """Claims runs, renews their leases and drives them concurrently.
 
-If a run's lease is not confirmed in time, the worker drops the run before the lease ends, because another worker may
-then drive it. The ledger would refuse late commits anyway, but dropping the run also stops calls to models and tools.
+If a run's lease is not confirmed in time, the worker drops the run before the lease ends. After that, another worker
+may drive the run. The ledger would refuse late commits anyway, but dropping the run also stops calls to models and
+tools.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Worker:
     def _wake_soon(self) -> None:
         """Schedule a claim soon.
 
-        Any earlier claim, for example for the user's next message, replaces this one.
+        A claim that happens earlier, for example for the user's next message, replaces this one.
         """
         if self._soon is None and not self._stopping:
             self._soon = asyncio.get_running_loop().call_later(_CLAIM_SECONDS_MIN, self.wake)

@@ -21,9 +21,9 @@ class Breaker:
     """A circuit breaker for a model server.
 
     After 10 outages in a row, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every 10 s. Any answer
-    closes the circuit. An open circuit refuses only stores that have had three outages in a row themselves, so that no
-    store can make a healthy server unavailable to others. `report` shares the circuit with other processes. While it
-    returns None, the process has its own circuit.
+    closes the circuit. An open circuit only refuses stores that have had three outages in a row themselves. No store
+    can therefore make a healthy server unavailable to others. `report` shares the circuit with other processes. While
+    it returns None, the process has its own circuit.
     """
 
     def __init__(self, model: ModelPort, monotonic: Callable[[], float], report: Report | None = None) -> None:

@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": " and the text, shortened to one line without a final period. Empty text stays empty."""
+    """Return ": " followed by the text as one short line without a final period. Empty text stays empty."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
@@ -111,7 +111,7 @@ _CONTENT: Final = (
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 
-TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off before its end.")
+TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer ended early.")
 EMPTY: Final = Problem(reason="EMPTY_STREAM", message="The model server's answer was empty.")
 # The connection could not be opened, or was lost.
 NETWORK: Final = Problem(reason=model.NETWORK, message="The model server cannot be reached.")
@@ -165,7 +165,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
 def reported(error: Any) -> Problem:
     """Return the problem that an error inside a stream reports.
 
-    A code that is an HTTP status, or corresponds to one, counts as that status. Other errors count as server failures.
+    A code that is or corresponds to an HTTP status counts as that status. Other errors count as server failures.
     """
     status = status_of(error)
     if status is not None:
@@ -175,9 +175,9 @@ def reported(error: Any) -> Problem:
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem for bytes that are not a chunk. If they contain a message, quote it as the server's."""
+    """Return the problem for bytes that are not a chunk. If they contain an error message, quote it."""
     detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
-    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that is not valid{detail}.")
+    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be parsed{detail}.")
 
 
 def headers_timeout(seconds: float) -> Problem:

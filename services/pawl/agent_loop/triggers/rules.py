@@ -62,7 +62,7 @@ def _truncated(text: str, bytes_max: int) -> str:
 
 
 def mail_labels(event: bytes) -> dict[str, str]:
-    """Return labels for a run that this event starts. Only e-mails have labels."""
+    """Return labels for a run that this event starts. Only e-mails result in labels."""
     found = msgspec.json.decode(event).get("event", {})
     data = found.get("data")
     if found.get("source") != "mail" or not isinstance(data, dict):

@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 
 
 class Undoing:
-    """Undoes runs. Only the run's user and the store's admins may do this. For anyone else, the run is not found."""
+    """Undoes runs. Only a run's user and the store's admins may do so. For anyone else, the run is not found."""
 
     def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
         self._ledger = ledger
@@ -69,7 +69,7 @@ class Undoing:
 
         Raises:
             RunNotFound
-            InvalidField: the run is not an undo.
+            InvalidField: The run is not an undo.
         """
         owner, run = await self._run(caller, run_id)
         if not run.HasField("undo"):

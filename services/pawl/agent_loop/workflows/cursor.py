@@ -1,7 +1,7 @@
 """The state of a workflow run's program: the progress of each node. Outputs are stored in the calls, not here.
 
-The id of a node's call contains the node's number in its graph, so the state can be updated from the calls alone,
-before the definition has been read.
+The id of a node's call contains the node's number in its graph. The state can therefore be updated from the calls
+alone, before the definition has been read.
 """
 
 from __future__ import annotations

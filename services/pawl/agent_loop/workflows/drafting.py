@@ -56,7 +56,7 @@ class RunItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(NamedTuple):
-    """A chunk of a map: its number, how many of its items may fail, and how many may be open at a time."""
+    """A chunk of a map: its number, how many of its items may fail, and how many may run at a time."""
 
     number: int
     failures_max: int
@@ -76,8 +76,8 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
     """Return the next call of a node other than a map.
 
     Raises:
-        CallsNeeded: calls must be read first.
-        ExpressionError: an expression fails, or its value is not allowed.
+        CallsNeeded: Calls must be read first.
+        ExpressionError: An expression fails, or its value is not allowed.
     """
     node = step.node
     match node:

@@ -120,7 +120,7 @@ class Execution:
         """Return the output of a node as JSON, or an empty value if it has not succeeded.
 
         Raises:
-            CallsNeeded: calls must be added first.
+            CallsNeeded: Calls must be added first.
         """
         record = self._cursor.nodes.get(step.number)
         if record is None or record.state is not NodeState.SUCCEEDED:
@@ -132,7 +132,7 @@ class Execution:
 
     @property
     def current(self) -> list[str]:
-        """Paths of the nodes that are running or waiting, in the order in which they started."""
+        """Paths of the nodes that are running or waiting, in order of their start."""
         steps = (self._graph.steps[number] for number in self._positions)
         return [step.path for step in steps if self._state(step) in _OPEN]
 

@@ -124,7 +124,7 @@ def _add_branches(steps: list[Step], number: int) -> None:
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:
     """Return the nodes to start now, in order.
 
-    At most `concurrency` nodes with calls are open, including nodes that wait for a retry and nodes in `checking`,
+    At most `concurrency` nodes with calls are open. This includes nodes that wait for a retry, and nodes in `checking`,
     whose calls the registry is checking.
     """
     held = {step.number for step in graph.steps if _holds_slot(step, cursor.nodes.get(step.number))}

@@ -136,7 +136,7 @@ class _Moment(Nodes):
     # Calls to stop, and the end.
 
     def _stopping(self) -> Decision | None:
-        """Return how to stop the calls of nodes that are being stopped, and of maps that start no more chunks."""
+        """Return how to stop the calls of stopping nodes, and of maps that start no more chunks."""
         state, to_stop = self._state, []
         for call in state.open_calls:
             found = cursors.parsed(call.call_id)

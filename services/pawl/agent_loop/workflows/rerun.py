@@ -30,8 +30,8 @@ def rerun(
     nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
     output of the new run. The nodes after it do not, because its value is the same.
 
-    Nodes with `undone` effects run again. So do nodes that use the token of a wait that runs again, because the new
-    wait has a new token.
+    Nodes with `undone` effects run again. If a wait runs again, nodes that use its token also run again, because the
+    new wait has a new token.
     """
     chosen = {number, *undone}
     while True:

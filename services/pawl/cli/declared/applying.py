@@ -27,7 +27,7 @@ _DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELET
 
 
 class ApplyError(CommandError):
-    """Raised when files were refused or changes failed. `may_pass` means that a later attempt may succeed."""
+    """Raised when files were refused or changes failed. If `may_pass` is set, a later attempt may succeed."""
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class FileSet:
     def is_deployments(self) -> bool:
         """True if the set contains only settings of the whole deployment.
 
-        A deployment key has no store, and so no sets.
+        A deployment key has no store and therefore no sets.
         """
         return not self.name and set(self.order) == {Key("settings", "deployment")}
 

@@ -1,4 +1,4 @@
-"""Files that declare resources: reading and writing them. Errors include the file and the line."""
+"""Reads and writes files that declare resources. Errors include the file and the line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_set(folder: Path) -> str:
     """Return the name of the set in a folder, or an empty string if the folder has no pawl.yaml.
 
     Raises:
-        CommandError: pawl.yaml is invalid.
+        CommandError: Pawl.yaml is invalid.
     """
     file = folder / SET_FILE
     if not file.is_file():
@@ -247,7 +247,7 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys, of which YAML would keep only the last.
+    """A YAML loader that rejects duplicate keys. YAML would keep only the last one.
 
     It also rejects aliases, because they can expand exponentially.
     """

@@ -36,7 +36,7 @@ _RULE_OUTPUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A resource as it is stored on the servers, or as they would save it.
+    """A resource as the servers have saved it or would save it.
 
     `comments` include an agent's selected tools.
     """
@@ -356,7 +356,7 @@ DRAFTS: Final[Mapping[str, Kind]] = {"agent": _Agents(drafts=True)}
 
 
 def references(key: Key, definition: Any) -> set[Key]:
-    """Return the agents, sources and workflows to which a definition refers."""
+    """Return the agents, sources and workflows that a definition refers to."""
     sources, agents, workflows = set[str](), set[str](), set[str]()
     match key.kind:
         case "agent":
@@ -375,7 +375,7 @@ def references(key: Key, definition: Any) -> set[Key]:
 
 
 def _named_by_nodes(value: Any) -> Iterator[Key]:
-    """Yield the resources to which a workflow's nodes refer. A tool name can also refer to a workflow."""
+    """Yield the resources that a workflow's nodes refer to. A tool name can also refer to a workflow."""
     if isinstance(value, dict):
         for field, each in value.items():
             if isinstance(each, str) and field in {"agent", "workflow"}:

@@ -37,7 +37,7 @@ def arguments(call: Json) -> str:
 
 
 def output_id(run_id: str, first_output_seq: object) -> str:
-    """Return an assistant message's id, which combines its run's id and the seq of its first output."""
+    """Return an assistant message's id, a combination of its run's id and the seq of its first output."""
     return f"{run_id}-{first_output_seq}"
 
 

@@ -1,4 +1,4 @@
-"""Turns of a thread that no AG-UI request started, and changes to its jobs."""
+"""A thread's turns that were not started by AG-UI requests, and changes to its jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRE
 async def changes(
     services: Services, metadata: Metadata, conversation_id: str, shown: Mapping[str, int]
 ) -> AsyncGenerator[Json, None]:
-    """Yield each started run of a conversation that no AG-UI request started. Also yield job changes.
+    """Yield a conversation's runs that were not started by an AG-UI request, and its job changes.
 
     The watch closes while the caller streams a run, and then continues at the same position. In `shown`, the caller
     stores the last seq of each run that it has streamed. A waiting run is yielded again when it continues.

@@ -41,7 +41,7 @@ class Resume(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Options(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Options of Pawl in a request, `forwardedProps.pawl`."""
+    """The options for Pawl in a request's `forwardedProps.pawl`."""
 
     agent: str = ""
     on_disconnect: str = "continue"
@@ -364,7 +364,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether the request answers another version of the interrupt, which is reported as a mismatch."""
+    """Return whether the request answers another version of the interrupt, so that the mismatch can be reported."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 

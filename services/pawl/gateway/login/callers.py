@@ -121,7 +121,7 @@ class Callers:
         return answer({"session": True, "problems": msgspec.Raw(problems)})
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session. Return its user, and the session shortened so that it does not outlive its key.
+        """Check a session. Return it with its user. It expires with its key at the latest.
 
         Raises:
             InvalidField: The session has invalid characters or is too long.

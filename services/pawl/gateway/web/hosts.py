@@ -65,7 +65,7 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_frame(headers: Mapping[str, str]) -> None:
-    """Check that a request does not have two lengths, which would allow request smuggling (RFC 9112, 6.1).
+    """Check that a request specifies its length in only one way. Two would allow request smuggling (RFC 9112, 6.1).
 
     Raises:
         InvalidField: The request has both Transfer-Encoding and Content-Length.

@@ -4,8 +4,8 @@ The stream acknowledges events before it syncs them, and an operator may wipe it
 while, with their sequence number in the stream. If the stream was recreated, or ends before that number, the event is
 lost. It then returns to the outbox and is sent again under the same id.
 
-Automatic pauses of schedules and triggers are recorded in their rows. Their events are sent until acknowledged, under
-an id derived from the pause.
+Automatic pauses of schedules and triggers are recorded in their rows. Their events, whose ids are derived from the
+pause, are sent again until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ class PostgresOutbox:
         self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and mark those that the stream has stored. Return how many have left the outbox.
+        """Send the oldest events and mark those that the stream has stored.
 
-        Return 0 while another replica is relaying or the stream is unavailable. No event is lost.
+        Return how many were removed from the outbox. Return 0 while another replica is relaying or the stream is
+        unavailable. No event is lost.
         """
         end = await stream.end()
         if end is None:
@@ -137,7 +138,7 @@ class PostgresOutbox:
 
 
 async def keep_relay_out(connection: Connection) -> None:
-    """Block the relay until the transaction ends, so that it does not send events that are being removed."""
+    """Block the relay until the transaction ends, so that it does not send events that the transaction removes."""
     await connection.execute(_WAIT_FOR_RELAY)
 
 

@@ -102,7 +102,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelChange:
-    """A requested change. A field that is None does not change."""
+    """A requested change to a channel. None leaves a field unchanged."""
 
     channel_id: ChannelId
     name: str | None = None

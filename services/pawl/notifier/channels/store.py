@@ -213,8 +213,8 @@ class PostgresChannels(DatabaseAdapter):
     ) -> Channel:
         """Create a channel. If the same request has already created a channel, return that one.
 
-        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent, and `created_before`
-        more channels count towards the limit.
+        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent, and the limit is
+        checked as if the user had `created_before` more channels.
 
         Raises:
             RequestIdReused: The request id was already used for another channel.

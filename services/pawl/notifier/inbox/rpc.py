@@ -131,7 +131,10 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)
 
     async def _reader(self) -> tuple[Inbox, bool]:
-        """Return the caller's inbox, and whether the caller is an approver for the store. Record approvers."""
+        """Return the caller's inbox, and whether the caller is an approver for the store.
+
+        If so, record the caller as an approver.
+        """
         caller = require_user()
         inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
         approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)

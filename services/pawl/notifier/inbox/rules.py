@@ -88,7 +88,7 @@ def shown(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedNeed:
-    """Need for a user's action that no longer exists. Applies to notifications created before `time`.
+    """A need for user action that no longer exists. It applies to notifications created before `time`.
 
     If `call_id` is set, that call had to be approved. Otherwise, the run itself needed the user. With `run_ended`, the
     approvals of all the run's calls are no longer needed either.

@@ -316,14 +316,14 @@ class PostgresStore(DatabaseAdapter):
         return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
-        """Return notifications with a greater number, oldest first."""
+        """Return notifications numbered above `number`, oldest first."""
         rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
 
     async def read_before(
         self, inbox: Inbox, number: int | None, *, only_unread: bool, approves: bool, limit: int
     ) -> Sequence[Notification]:
-        """Return notifications with a smaller number, newest first. None means any number."""
+        """Return notifications numbered below `number`, newest first. If `number` is None, start with the newest."""
         query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
         rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]

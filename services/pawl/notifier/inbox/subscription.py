@@ -61,7 +61,9 @@ class Subscriptions:
     async def follow(
         self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
     ) -> AsyncGenerator[Notification | None, None]:
-        """Yield each notification after `after` once, in order. None means only new notifications. Never ends.
+        """Yield each notification numbered above `after_number` once, in order. Never ends.
+
+        If `after_number` is None, yield only new notifications.
 
         Yields None after `silence_seconds` without a notification. Close the iterator when done.
 

@@ -71,7 +71,7 @@ class Preferences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencesChange:
-    """A requested change. A field that is None does not change."""
+    """A requested change to a user's preferences. None leaves a field unchanged."""
 
     kinds: NotificationKinds | None = None
     quiet: QuietTimes | None = None
@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time, or when they skip it. `fold` selects one of two occurrences."""
+    """Return the moment when local clocks show a time, or skip it. `fold` selects one of two occurrences."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once

@@ -1,4 +1,4 @@
-"""Bounded queue of messages waiting to be written to NATS."""
+"""A bounded queue of messages waiting to be written to NATS."""
 
 from __future__ import annotations
 

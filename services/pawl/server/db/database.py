@@ -77,8 +77,8 @@ class Database:
     """A pool of connections to PostgreSQL. An async context manager.
 
     Entering it waits up to `start_timeout_seconds` for the server. The server cancels a statement after
-    `statement_timeout_seconds`. Errors name `variable` as the source of the URL. `waited` is called with the seconds of
-    each wait for a connection.
+    `statement_timeout_seconds`. Errors name `variable` as the source of the URL. After each wait for a connection,
+    `waited` is called with its duration in seconds.
     """
 
     def __init__(

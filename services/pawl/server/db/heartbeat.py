@@ -61,7 +61,7 @@ class Heartbeat:
         self._forget()
 
     async def check(self) -> None:
-        """Check that the server is usable now.
+        """Check that the server is usable.
 
         Raises:
             DependencyUnavailable: The server is not usable.

@@ -71,7 +71,9 @@ class IdleConnections:
             self.waiting -= 1
 
     async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
-        """Store a connection for the next caller, or return it to the pool. `is_fit` means that it had no error.
+        """Store a connection for the next caller, or return it to the pool.
+
+        `is_fit` means that the connection had no error.
 
         Raises:
             Exception: The pool could not accept the connection and closed it.

@@ -64,7 +64,11 @@ async def create(connection: Connection, schema: str, sql: str, rights: Rights |
 
 
 async def _exists(connection: Connection, schema: str, version: str) -> bool:
-    """Return whether the schema exists with tables. Raises StartError if another version created it."""
+    """Return whether the schema has tables.
+
+    Raises:
+        StartError: Another version created the tables.
+    """
     tables = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace($1) AND relkind IN ('r', 'p')"
     names = [row["relname"] for row in await connection.fetch(tables, schema)]
     if not names:

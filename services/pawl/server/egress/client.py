@@ -308,7 +308,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
-    """Return the rules by store. `*` has the rules of all other stores. The result is empty if there is no file.
+    """Return the rules by store. The entry `*` has the rules of all other stores.
+
+    The result is empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

@@ -83,7 +83,7 @@ def read_target(url: str) -> Target:
         url.encode()
         parts = urlsplit(url)
     except ValueError:
-        raise EgressRefused("this is not a URL") from None
+        raise EgressRefused("the URL is malformed") from None
     scheme = parts.scheme.lower()
     if scheme not in PORTS:
         raise EgressRefused("a URL must start with http:// or https://")
@@ -102,7 +102,7 @@ def _read_authority(text: str) -> tuple[str, Address | None, int | None]:
     if text.startswith("["):
         inner, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise EgressRefused("this is not a URL")
+            raise EgressRefused("the URL's IPv6 host must be in brackets, and only a port may follow it")
         ipv6 = _read_ipv6(inner)
         return str(ipv6), ipv6, _read_port(rest.removeprefix(":"))
     name, _, port = text.partition(":")
@@ -305,7 +305,7 @@ def _read_opening(text: str) -> Opening:
         except ValueError as error:
             raise ValueError(f"private: {text!r} is not a network: {error}") from None
         if not can_be_opened(network):
-            raise ValueError(f"private: {text!r} is not inside a private network, or cannot be allowed")
+            raise ValueError(f"private: {text!r} is not inside a private network that can be allowed")
         return Opening(network=network)
     try:
         host, address, port = _read_authority(text)
@@ -316,7 +316,7 @@ def _read_opening(text: str) -> Opening:
     if address is None:
         return Opening(host=host, port=port)
     if not can_be_opened(ip_network(address)):
-        raise ValueError(f"private: {text!r} is not a private address, or cannot be allowed")
+        raise ValueError(f"private: {text!r} is not a private address that can be allowed")
     return Opening(network=ip_network(address), port=port)
 
 

@@ -215,7 +215,7 @@ def gone(
     """Return a function that checks whether a principal's API key is no longer valid.
 
     A key is no longer valid if it was removed, was assigned to another user, or lost a role that the principal has.
-    Other credentials count as valid, and so do keys that cannot be checked now.
+    Other credentials count as valid, and so do keys that cannot be checked right now.
 
     Raises:
         StartError: The file cannot be used.

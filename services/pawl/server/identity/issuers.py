@@ -48,7 +48,7 @@ FetchKeys = Callable[[str, str | None], Awaitable[tuple[PublicKey, ...]]]
 
 
 class FetchFailed(Exception):
-    """Raised when an issuer's keys cannot be fetched now."""
+    """Raised when an issuer's keys cannot be fetched."""
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -155,7 +155,7 @@ class IssuerKeys:
             found = fitting(self._keys, token)
         if self._is_outdated() or (self._is_down and not found):
             raise DependencyUnavailable(
-                "the token cannot be checked now because its issuer does not answer: try again later"
+                "the token cannot be checked right now because its issuer does not answer: try again later"
             )
         return found
 

@@ -46,7 +46,7 @@ def secret_of(random: bytes) -> str:
     The format helps secret scanners find leaked keys, and malformed keys can be refused without a lookup.
     """
     if len(random) != SECRET_BYTES:
-        raise ValueError(f"a secret is made of {SECRET_BYTES} bytes")
+        raise ValueError(f"a secret is made from {SECRET_BYTES} random bytes, got {len(random)}")
     text = f"pawl_{base64.urlsafe_b64encode(random).decode().rstrip('=')}"
     return text + _checksum(text)
 
@@ -70,7 +70,7 @@ class KeyGrant(Credential, frozen=True, kw_only=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changed keys in the order of their last change, and the change after which to continue."""
+    """Changed keys in the order of their last change, and the position of the last one."""
 
     keys: Sequence[KeyGrant]
     last_change: int
@@ -84,7 +84,7 @@ class KeySource(Protocol):
         A `last_change` smaller than `after_change` means that the database is an older copy.
 
         Raises:
-            PawlError: The keys cannot be read now.
+            PawlError: The keys cannot be read right now.
         """
 
 
@@ -122,7 +122,7 @@ class KeyRows:
         `may_look_up` is called before an update for an unknown key.
 
         Raises:
-            DependencyUnavailable: The key cannot be checked now.
+            DependencyUnavailable: The key cannot be checked right now.
         """
         if not is_secret(secret):
             return None
@@ -130,7 +130,7 @@ class KeyRows:
         found = self._in_force(self._known(digest))
         if found is None or self.is_stale:
             if (may_look_up() and not await self._sync_now()) or self.is_stale:
-                raise DependencyUnavailable("keys cannot be checked now: try again")
+                raise DependencyUnavailable("keys cannot be checked right now: try again later")
             found = self._in_force(self._known(digest))
         if found is not None:
             self._used.add(found.credential_id)

@@ -92,7 +92,7 @@ class LoginFailures:
         if not self.may_look_up(source, authorization):
             return False
         if call not in self._lookups and len(self._lookups) >= LOOKUPS_MAX:
-            raise Overloaded(f"{LOOKUPS_MAX} callers are being looked up: try again later")
+            raise Overloaded(f"too many unknown keys are being checked (limit: {LOOKUPS_MAX}): try again later")
         self._lookups.add(call)
         return True
 

@@ -170,8 +170,10 @@ def read_token(text: str) -> Token:
         TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
             header that changes its interpretation.
     """
-    if len(text) > KEY_LENGTH_MAX or not is_token(text):
-        raise TokenRefused("it is not a token, or it is too long")
+    if len(text) > KEY_LENGTH_MAX:
+        raise TokenRefused(f"it has more than {KEY_LENGTH_MAX} characters")
+    if not is_token(text):
+        raise TokenRefused("it is not a token")
     parts = text.encode().split(b".")
     header, claims, signature = map(_decode, parts)
     head, body = _object(header, "header"), _object(claims, "claims")

@@ -234,7 +234,7 @@ class _Protocol(H11Protocol):
         self._stuck = self.loop.call_later(_TAKE_SECONDS, self._check, left)
 
     def _check(self, left: int) -> None:
-        """Abort the connection if nothing was read since the last check.
+        """Abort the connection if the client has read nothing since the last check.
 
         Closing the connection would wait for the client.
         """
@@ -244,7 +244,10 @@ class _Protocol(H11Protocol):
             self._check_later()
 
     def _unread_bytes(self) -> int:
-        """Return how many bytes wait here and in the kernel. The kernel buffers megabytes before it accepts more."""
+        """Return how many bytes the client has not received yet, here and in the kernel.
+
+        The kernel buffers megabytes before it accepts more.
+        """
         queued = bytes(4)
         with contextlib.suppress(OSError, ValueError):  # The socket was closed, or the system does not say.
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)

@@ -33,7 +33,7 @@ OTHER: Final = "other"
 class FirstValues:
     """A bound on the values of a label.
 
-    The first `values_max` values are labels until the process ends, others `other`.
+    The first `values_max` values become labels until the process ends. Later values share the label `other`.
     """
 
     def __init__(self, values_max: int) -> None:
@@ -69,7 +69,7 @@ class Metrics:
         self._stores = FirstValues(STORES_MAX)
 
     def store(self, store_id: str) -> str:
-        """Return the label `store` for a store."""
+        """Return the value of the label `store` for a store."""
         return self._stores.label(store_id)
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:

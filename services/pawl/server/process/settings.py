@@ -48,7 +48,7 @@ def _check_public_url(value: str) -> str:
     if value and match is None:
         raise ValueError("must be https://host[:port] and nothing more, for example https://pawl.example.com")
     if match is not None and match["scheme"] == "http" and not is_loopback(f"{match['host']}:80"):
-        raise ValueError("must be https: http is for this machine only")
+        raise ValueError("must be https: http is allowed only on this machine")
     return value
 
 

@@ -51,7 +51,7 @@ from pawl.server.process import log_setup
 from pawl.server.process.metrics import RpcMetrics
 
 _UNKNOWN: Final = "unknown"
-_KEY_REPLACED: Final = "the key of this service was replaced: call again with the current one"
+_KEY_REPLACED: Final = "the key of this service was replaced: retry with the current one"
 # Requests of open methods are small and arrive together with the call.
 _ANONYMOUS_ARRIVING_MAX: Final = 8
 # Time reserved for sending the status after a handler's timeout.

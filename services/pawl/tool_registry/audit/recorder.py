@@ -49,7 +49,7 @@ class AuditTrail:
         self._writer: asyncio.Task[None] | None = None
 
     async def write(self, drafts: Sequence[AuditDraft]) -> None:
-        """Write entries and return once they are durable. Safe to cancel, but the entries may still be written.
+        """Write entries and return once they are durable. After a cancellation, the entries may still be written.
 
         Raises:
             DependencyUnavailable: The entries may or may not have been written. The actions that they describe must not
@@ -75,7 +75,7 @@ class AuditTrail:
         )
 
     def of_call(self, context: CallContext, kind: AuditKind, tool_name: str, tool_version: int) -> AuditDraft:
-        """Return an entry for a call, with the current time but without a verdict or digests."""
+        """Return an entry for a call, with the current time, but without a verdict or digests."""
         return AuditDraft(
             store_id=context.store_id,
             kind=kind,
@@ -99,9 +99,9 @@ class AuditTrail:
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
         """Record the end of a call.
 
-        The check and the start of a READ_ONLY call are recorded together with its end. `reason` overrides the reason in
-        the result: CACHED for a cached result, and LATE for a result that was dropped because the call had already
-        ended.
+        The check and the start of a READ_ONLY call are recorded together with its end. `reason` replaces the reason in
+        the result. It is CACHED for a cached result, and LATE for a result that was dropped because the call had
+        already ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -119,7 +119,7 @@ class AuditTrail:
         return self._of_job(job, AuditKind.RETURNED)
 
     async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
-        """Record that a user is about to create (MADE) or revoke (REVOKED) a rule."""
+        """Record that a user is about to create (verdict MADE) or revoke (REVOKED) a rule."""
         await self.write(
             [
                 AuditDraft(

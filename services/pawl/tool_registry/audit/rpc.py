@@ -59,8 +59,10 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         self, request: pb.VerifyAuditRequest, context: Context
     ) -> AsyncIterator[pb.VerifyAuditResponse]:
         store_id = require_user().store_id
-        if bool(request.known_seq) != bool(request.known_hash) or request.known_seq > _SEQ_MAX:
+        if bool(request.known_seq) != bool(request.known_hash):
             raise InvalidField("known_seq and known_hash must be set together", field="known_seq")
+        if request.known_seq > _SEQ_MAX:
+            raise InvalidField(f"known_seq must be at most {_SEQ_MAX}, got {request.known_seq}", field="known_seq")
         known = Head(seq=request.known_seq, hash=request.known_hash.lower()) if request.known_seq else None
         async for found in verify(self._log, store_id, known):
             yield found
@@ -77,7 +79,7 @@ def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:
     texts = {field: getattr(request, field) for field in fields}
     for field, text in texts.items():
         if "\0" in text:
-            raise InvalidField(f"{field} must not contain NUL", field=field)
+            raise InvalidField(f"{field} must not contain NUL characters", field=field)
     times = {field: _time(request, field) for field in ("since_time", "before_time")}
     return AuditFilter(store_id=store_id, **times, **texts)
 

@@ -4,7 +4,7 @@ Entries hold digests of arguments and results, but never the arguments or result
 the conversation's secret. Destroying the secret makes the digests meaningless but leaves the chain intact.
 
 An entry's hash covers its content, its number and the previous hash. To change, remove, insert or move an entry, an
-attacker must rebuild all later entries. A chain head stored elsewhere reveals even a rebuilt chain.
+attacker must rebuild all later entries. Comparing the chain with a head stored elsewhere reveals even that.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class AuditDraft:
     """An entry before it is added to the chain. Times are microseconds since 1970.
 
     `credential_id` is the credential that started the run, and `delegate_user_id` is the delegate that acted for the
-    user. `by_credential_id` and `by_delegate_user_id` are the same for `by_user_id`. `agent_name` is the run's agent.
-    Fields that do not apply are empty.
+    user. `by_credential_id` and `by_delegate_user_id` are their counterparts for `by_user_id`. `agent_name` is the
+    run's agent. Fields that do not apply are empty.
     """
 
     store_id: StoreId
@@ -123,7 +123,7 @@ class Problem:
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
-    """Return the entry with its digests keyed with a secret, so that nobody can guess the content from them."""
+    """Return the entry with its digests keyed with a secret, so that the content cannot be guessed from them."""
     return replace(
         draft,
         arguments_sha256=_keyed(draft.arguments_sha256, secret),
@@ -191,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry. Return the problem, or None if the entry is valid."""
+        """Check the next entry. Return the problem with it, or None if it is valid."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(
@@ -223,7 +223,9 @@ class Verifier:
         due = max(self._head.seq, self._known.seq if self._known else 0)
         if last < due:
             return Problem(
-                seq=last + 1, kind="CUT_TAIL", explanation=f"the chain had {due} entries and ends with {last}"
+                seq=last + 1,
+                kind="CUT_TAIL",
+                explanation=f"the chain had {due} entries, but now ends with entry {last}",
             )
         if beyond_head:
             return Problem(

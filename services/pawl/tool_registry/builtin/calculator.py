@@ -86,8 +86,10 @@ def _to_json(value: Any) -> int | float | bool | str:
     if isinstance(value, int):
         return value if INTEGER_MIN <= value <= INTEGER_MAX else str(value)
     if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ToolError("the result is too large, or not a number")
+        if math.isnan(value):
+            raise ToolError("the result is not a number")
+        if math.isinf(value):
+            raise ToolError("the result is too large")
         return value
     raise ToolError("the result is not a real number")
 

@@ -88,7 +88,7 @@ def state_of(run: run_pb2.Run) -> str:
 
 
 def _next_time(run: run_pb2.Run, now: float) -> float | None:
-    """Return when a job's next iteration is due, or None if there is none or the job waits for something else."""
+    """Return when a job's next iteration is due, or None if there is none or the job is waiting for something else."""
     job, begin_time = run.job, seconds(run.job.begin_time)
     if list(run.waits) != [run_pb2.WAIT_KIND_TIME] or not job.interval_seconds:
         return None

@@ -1,6 +1,6 @@
 """The tool that lists the people in the store's address book.
 
-The address book is a document of the store. Only admins can change it, like all documents of the store.
+The address book is a document of the store. As with all documents of the store, only admins can change it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def people_tools(documents: PostgresDocumentRepository) -> list[Tool[..., Any]]:
 
 
 def _matching(text: str, words: list[str]) -> dict[str, Any]:
-    """Return the people in an address book who match all words, without their empty columns.
+    """Return the people in an address book who match all words. Empty columns are omitted.
 
     Raises:
         ToolError: The document has no header with the required columns, or a line is too long.

@@ -1,4 +1,4 @@
-"""The tool that reads the rest of a truncated result."""
+"""The tool that reads the rest of a result that was cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds tools: those that this process loaded, and those registered in each store."""
+"""Finds tools: those loaded by this process, and those registered in each store."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ArgumentsSchema:
 
     @property
     def size(self) -> int:
-        """Estimated size in the cache, in bytes.
+        """The estimated size in the cache, in bytes.
 
         The size includes the weight, because a compiled pattern may need a lot of memory.
         """
@@ -113,7 +113,7 @@ class CatalogTool:
 
     @property
     def is_available(self) -> bool:
-        """True if calls can be executed. Calls of front-end, user and workflow tools need no runner here."""
+        """True if calls can be executed. Front-end, user and workflow tools need no runner in this process."""
         if self.loaded is not None or self.definition.context in {ExecutionContext.FRONTEND, ExecutionContext.HUMAN}:
             return True
         return self.in_force is not None and self.in_force.source == WORKFLOW
@@ -121,6 +121,8 @@ class CatalogTool:
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
         """The schema of the version that this process would run.
+
+        It is None if that is the pinned version, or if there is no runner here.
 
         It is None if that is the pinned version, or if there is none.
         """
@@ -131,7 +133,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """The newest version of a tool that this process can run: a function, or a tool of one of the store's sources."""
+    """The newest version of a tool that this process can run: a function, or a tool from one of the store's sources."""
 
     tool: Tool[..., Any]
     entry: ToolVersion
@@ -141,7 +143,7 @@ class LoadedTool:
 class Catalog:
     """The tools of this process and of all stores.
 
-    A loaded tool takes precedence over a store's tool with the same name. Such a conflict is possible only if the store
+    A loaded tool takes precedence over a store's tool with the same name. A conflict is possible only if the store
     registered the name before the tool was loaded.
     """
 
@@ -186,7 +188,7 @@ class Catalog:
         return [entry for _, entry in sorted(entries.items()) if _is_for(entry, caller)]
 
     async def get(self, caller: Principal, name: str, version: int) -> ToolVersion:
-        """Return a version of a tool. 0 means the current version.
+        """Return a version of a tool. Version 0 is the current one.
 
         Raises:
             ToolNotFound: The version does not exist, or the caller may not call it.
@@ -203,7 +205,10 @@ class Catalog:
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version with its compiled schema and, if this process has one, its runner. Return None if absent."""
+        """Return a version with its compiled schema and its runner, if this process has one.
+
+        Return None if it does not exist.
+        """
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
@@ -234,8 +239,7 @@ class Catalog:
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
         """Return the canonical arguments if the version that would run accepts them. Otherwise, return the violations.
 
-        Cheap checks run in this process. All other checks run in a helper process, which limits their cost for any
-        input.
+        Cheap checks run in this process. All others run in a helper process, which limits their cost.
 
         Raises:
             Overloaded: The store has too many checks queued.
@@ -386,7 +390,7 @@ class Catalog:
             await self._repository.register(store_id, definition, replace=True, source=WORKFLOW)
 
     def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
-        """Return a tool that was sent with a run. Its definition was validated when the run started."""
+        """Return the tool for a definition that was sent with a run, and validated when the run started."""
         # Registered names never start with "@", so the keys cannot collide.
         key = (store_id, f"@{definition_hash(definition)}", 1)
         found = self._versions.get(key) or self._compiled(key, own_version(store_id, definition), None)

@@ -30,7 +30,7 @@ class Helper(Protocol):
 
 
 class ToolSource(Protocol):
-    """Runners for tools that were registered through one kind of source."""
+    """Provides runners for tools that were registered through one kind of source."""
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
-        """Return a version's runner, or None if its source was removed. Fast, and never raises."""
+        """Return a version's runner, or None if its source was removed. This is fast and never raises."""

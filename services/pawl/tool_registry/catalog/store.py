@@ -64,12 +64,12 @@ _UNREGISTER: Final = "DELETE FROM tool_registry.tools WHERE store_id = $1 AND na
 
 
 class PostgresToolRepository(DatabaseAdapter):
-    """Durable tool definitions. A version never changes once it is assigned."""
+    """Durable tool definitions. Versions never change once they are assigned."""
 
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A known definition has the same version in every process, and a new definition gets the next version. Atomic,
+        A known definition gets the same version in every process, and a new definition gets the next version. Atomic,
         and safe to call from several processes concurrently.
         """
         async with self._database.transaction() as connection:

@@ -67,7 +67,7 @@ def _is_shared(owner: int) -> bool:
 
 
 def _changed_owner(owner: int) -> UserId:
-    """Return the owner of a document that the caller wants to change.
+    """Return the owner of the document that the caller wants to change.
 
     Raises:
         PermissionDenied: The document belongs to the store and the caller is not an admin, or a service did not name a

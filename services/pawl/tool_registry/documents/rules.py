@@ -76,7 +76,6 @@ def check_document(name: str, text: str, language: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidField if the name is not valid for a document."""
     is_plain = all(unicodedata.category(character) not in {"Cc", "Cs", "Zl", "Zp"} for character in name)
     if not (1 <= len(name) <= NAME_CHARACTERS_MAX and is_plain and name == name.strip()):
         raise InvalidField(
@@ -86,7 +85,7 @@ def check_name(name: str) -> None:
 
 
 def parts_of(text: str) -> list[tuple[int, str]]:
-    """Split text into parts, each with its byte offset. The joined parts are the original text.
+    """Split text into parts, each with its byte offset. Joined together, the parts are the original text.
 
     Where possible, the text is split between paragraphs, lines or words.
     """

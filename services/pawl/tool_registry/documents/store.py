@@ -130,7 +130,10 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
-        """Return the documents with this name that a user can see. The store's document comes first."""
+        """Return the documents with this name that a user can see.
+
+        If there is a document of the store, it comes first.
+        """
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:

@@ -86,7 +86,7 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
 async def read_one(
     repository: PostgresDocumentRepository, context: ToolContext, name: str, *, shared: bool | None
 ) -> tuple[Document, str]:
-    """Return a document that the call's user can see, with its text. See `read_document` for `shared`.
+    """Return a document that the call's user can see, with its text. For `shared`, see `read_document`.
 
     Raises:
         ToolError: There is no such document, or both the store and the user have one.

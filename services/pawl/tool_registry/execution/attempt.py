@@ -72,7 +72,7 @@ class AttemptParts:
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Allow the next attempt at a call to start, because the stopped attempt in `task` has ended."""
+        """Allow the next attempt at a call to start, now that the stopped attempt in `task` has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
@@ -152,7 +152,7 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """Return the task of an earlier attempt that still runs here although its heartbeats have stopped, or None."""
+        """Return the task of an earlier attempt that has stopped its heartbeats but is still running here, or None."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
@@ -170,7 +170,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Return whether the journal already contains the call. If so, set the outcome. Do not wait for locks."""
+        """Return whether the journal already contains the call and, if so, set the outcome. Do not wait for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -194,7 +194,7 @@ class Attempt:
         await self._run_tool()
 
     async def _reconcile(self) -> bool:
-        """Ask the tool whether an earlier execution took effect. Return whether this settled the outcome."""
+        """Ask the tool whether an earlier execution took effect. Return whether its answer settled the outcome."""
         reconcile = self._job.tool.reconcile
         if reconcile is None:
             raise TypeError("only RECONCILABLE tools can be reconciled")
@@ -251,9 +251,10 @@ class Attempt:
                 self.late_end = self._to_result(None if late else work.task.result(), late)
 
     async def _watch_heartbeat(self) -> None:
-        """Cancel the execution if its tool misses a heartbeat. Time during which a question is open does not count.
+        """Cancel the execution if its tool misses a heartbeat. Time while a question is open does not count.
 
-        This counts polls instead of elapsed time, so that a pause of this process is not mistaken for silence.
+        This counts polls instead of elapsed time, so that a pause of this process is not mistaken for a missed
+        heartbeat.
         """
         execution, seconds = self._execution, self._job.tool.heartbeat_seconds
         silent, signs = 0, execution.heartbeats
@@ -272,7 +273,7 @@ class Attempt:
         if isinstance(value, Awaited):
             if self.completion_token:
                 return awaiting_completion()
-            error = ToolError(f"{definition.name} awaits a completion but has not taken a completion token")
+            error = ToolError(f"{definition.name} awaits a completion, but has not read context.completion_token")
         if error is not None:
             return outcome.of_error(definition, error, secrets=secrets, seconds=seconds)
         return outcome.of_value(definition, value, secrets=secrets, seconds=seconds)

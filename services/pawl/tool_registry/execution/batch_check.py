@@ -36,8 +36,8 @@ Checked = tuple[Verdict, ExecutionResult | None]
 class BatchCheck:
     """Returns verdicts on batches of calls after writing them to the audit chain.
 
-    A read-only call need not be recorded before it runs, so it may run before its check is written. A single write then
-    records both its check and its end.
+    A read-only call need not be recorded before it runs. It may run before its check is written, and a single write
+    then records both its check and its end.
     """
 
     admission: Admission
@@ -47,9 +47,10 @@ class BatchCheck:
     async def check(
         self, proposed: Sequence[Proposed], known_names: Iterable[str], timeouts: ReadTimeouts | None
     ) -> list[Checked]:
-        """Return the verdicts on a batch of calls, in order. With `timeouts`, also return the results of fast reads.
+        """Return the verdicts on a batch of calls, in order.
 
-        A slow read continues until a request for its execution fetches the result.
+        With `timeouts`, also run read-only calls, and return the results of the fast ones. A slow one continues, and a
+        request for its execution fetches the result.
 
         Raises:
             DependencyUnavailable: The audit chain cannot be written.
@@ -73,7 +74,7 @@ class BatchCheck:
     ) -> dict[CallId, ExecutionResult]:
         """Start the jobs. Return the results that arrive within `_READ_SECONDS` and are small enough in total.
 
-        Adds the started jobs to `started`. The checks of jobs that are still running have not been written yet.
+        Add the started jobs to `started`. The checks of those that are still running have not been written yet.
 
         Raises:
             DependencyUnavailable: A call's end cannot be written.

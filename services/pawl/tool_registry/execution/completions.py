@@ -57,7 +57,7 @@ class Completing:
         await tasks.end([self._reporter] if self._reporter else [])
 
     def wake(self) -> None:
-        """Report recorded completions now, without waiting for the next poll."""
+        """Report recorded completions immediately, without waiting for the next poll."""
         self._wake.set()
 
     async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:
@@ -67,7 +67,7 @@ class Completing:
             CompletionNotFound: No call in the store has this token.
             CallNotPending: The call has already ended differently, or its run is being stopped.
             DeadlinePassed: The call's deadline has passed.
-            InvalidJson, InvalidField, TooLarge: The end is neither a result nor an error that the tool could have
+            InvalidJson, InvalidField, TooLarge: `end` is neither a result nor an error that the tool could have
                 returned.
         """
         digest = digest_of(token)
@@ -85,7 +85,10 @@ class Completing:
         return is_duplicate
 
     async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait up to `seconds` for its completion. Return its state, or None if it cannot wait. Durable."""
+        """Let a call wait up to `seconds` for its completion. Return its state, or None if it cannot wait.
+
+        Durable on return.
+        """
         held = await self.store.hold(job.key, terms, seconds)
         if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
             self.wake()
@@ -94,7 +97,7 @@ class Completing:
     async def ended_if_lapsed(
         self, job: Job, known: ExecutionResult | HeldElsewhere
     ) -> ExecutionResult | HeldElsewhere:
-        """Return a call's state. If the call waits for a completion and its deadline has passed, end it first."""
+        """Return a call's state. If the deadline for its completion has passed, end it first."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known
         if not known.completion_seconds_left:

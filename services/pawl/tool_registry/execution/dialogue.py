@@ -14,7 +14,10 @@ QUESTIONS_MAX: Final = 20
 
 
 class Dialogue:
-    """A queue with at most one open question. `asked` is done while a question is open, and `answered` otherwise."""
+    """A queue with at most one open question.
+
+    The future `asked` is done while a question is open, and `answered` is done otherwise.
+    """
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         loop = asyncio.get_running_loop()
@@ -47,7 +50,7 @@ class Dialogue:
         return answer.answer
 
     def give(self, answers: Sequence[Answer]) -> None:
-        """Accept all answers given so far. Answers that were already accepted do not change."""
+        """Accept all answers so far. Those that were already accepted do not change."""
         self._answers += answers[len(self._answers) :]
         if self.question is not None and given(self._answers, self.position, self.question) is not None:
             self.question = None

@@ -32,7 +32,7 @@ PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST,
 
 
 class Execution:
-    """Progress and result of a call, for any number of callers.
+    """The progress and result of a call, for any number of callers.
 
     A journaled execution continues even after its last caller has left.
     """
@@ -68,7 +68,7 @@ class Execution:
 
     @property
     def is_abandoned(self) -> bool:
-        """True if the execution was cancelled because all its callers left. A new caller needs a new execution."""
+        """True if the execution was cancelled because all its callers left. For a new caller, start a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:
@@ -79,7 +79,7 @@ class Execution:
         self.heartbeats += 1
 
     def note_checkpoint(self) -> None:
-        """Publish that the tool has stored a checkpoint."""
+        """Publish that the tool has saved a checkpoint."""
         self.note_heartbeat()
         self._checkpoints += 1
         self._announce()
@@ -160,9 +160,9 @@ class LeaseWatch:
     """Leases of other processes, tracked with this process's monotonic clock.
 
     The database stores the end of each lease, according to its own clock. If that clock jumps forward, all leases look
-    expired until their holders renew them. A lease therefore counts as expired only if it has also remained unchanged
-    for a whole lease period during which this process could read the database. While the database is unavailable, no
-    process can renew its lease.
+    expired until their holders renew them. A lease therefore counts as expired only if it has also not changed for a
+    whole lease period in which this process could read the database. While the database is unavailable, no process can
+    renew its lease.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -171,7 +171,7 @@ class LeaseWatch:
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
-        """Record the leases from a read that was sent at `asked_at` and answered by `now` (monotonic seconds)."""
+        """Record the leases from a read that was sent at `asked_at` and had returned by `now` (monotonic seconds)."""
         since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)
@@ -182,7 +182,7 @@ class LeaseWatch:
     def unrenewed(self) -> tuple[list[str], list[datetime]]:
         """Return the holders that have not renewed their leases for a whole lease period, with the ends of the leases.
 
-        Such a lease has expired if the database still contains the same end for it and that time has passed.
+        Such a lease has expired if the database still contains the same end and that time has passed.
         """
         found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

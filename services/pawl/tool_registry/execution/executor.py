@@ -1,4 +1,4 @@
-"""Runs at most one execution of each call at a time. Journals calls whose effect requires it."""
+"""Runs at most one execution of each call at a time. Records calls in the journal if their effect class requires it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Executor:
     """Runs tools independently of their callers. An async context manager.
 
     The executor renews its lease when it starts a call, and while it has running calls. An idle executor lets the lease
-    expire, because no other process needs to know whether it is alive.
+    expire, because no other process needs its state.
 
     On exit, running executions have `grace_seconds` to end, counted from the return of `stopping`. The executor then
     cancels them, and records the outcome as unknown if the call may have taken effect.
@@ -129,8 +129,8 @@ class Executor:
 
         Raises:
             ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run. See `Admission`.
-            Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or its outcome can be read by
-                executing it again.
+            Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or repeating the request returns its
+                outcome.
         """
         job = await self._admission.admit(request)
         if job.key not in self._running:
@@ -145,9 +145,9 @@ class Executor:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Hold a running call, or its result, for the next caller.
+        """Retain a running call, or its result, for the next caller.
 
-        At most `_KEPT_MAX` results are held, each for `KEPT_SECONDS`.
+        At most `_KEPT_MAX` results are retained, each for `KEPT_SECONDS`.
         """
         execution.is_kept = True
         if execution.ended.done():
@@ -170,7 +170,7 @@ class Executor:
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         """Cancel a call and wait up to `wait_seconds` for its end.
 
-        Return whether the call has stopped completely, and its result, which may be None.
+        Return whether the call has stopped completely, and its result if it has one.
         """
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
@@ -200,7 +200,7 @@ class Executor:
         return known is None, None
 
     async def start(self, job: Job) -> Execution:
-        """Start a call, or return its execution if it is already running or its result is still held.
+        """Start a call, or return its execution if it is already running or its result is still available.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -236,12 +236,12 @@ class Executor:
             return
         asking = sum(execution.dialogue.question is not None for execution in self._running.values())
         if len(self._running) - asking >= most:
-            raise Overloaded(f"{most} executions are running, which is the limit; try again later")
+            raise Overloaded(f"{most} executions are running, which is the limit: try again later")
         if asking >= most * _WAITING_PER_RUNNING:
-            raise Overloaded(f"{asking} executions are waiting for users, which is the limit; try again later")
+            raise Overloaded(f"{asking} executions are waiting for users, which is the limit: try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
-        """Run an execution. It always completes with a result or an error."""
+        """Run an execution. The execution always completes with a result or an error."""
         error: BaseException | None = None
         try:
             result = await self._settle(execution, job)
@@ -372,7 +372,10 @@ class Executor:
         return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
-        """Make the result and its audit entry durable before any caller sees it. Return the stored result."""
+        """Make the result and its audit entry durable before any caller receives the result.
+
+        Return the stored result.
+        """
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it starts again with the answer.
         if attempt.completion_token:
@@ -390,7 +393,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Wait for a tool whose call already has a result. Record in the audit chain how the tool ended.
+        """Wait for a tool whose call already has a result. Record how it ended in the audit chain.
 
         The tool may have taken effect since the result was recorded.
         """
@@ -446,7 +449,10 @@ class Executor:
                 self._fence()
 
     async def _renew(self) -> None:
-        """Renew the lease. Apply cancellations and answers that other replicas have recorded for calls running here."""
+        """Renew the lease.
+
+        Apply the cancellations and answers that other replicas have recorded for calls running here.
+        """
         await self._take_answers()
         unjournaled = [key for key, execution in self._running.items() if not execution.job.effect.is_journaled]
         for key in await self._journal.renew(unjournaled):
@@ -482,7 +488,7 @@ def _needs_lease(job: Job) -> bool:
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a held call that no caller has requested, because its run was cancelled or its worker died."""
+    """Cancel a call that was retained for a caller that never came. Its run was cancelled, or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

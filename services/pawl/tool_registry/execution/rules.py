@@ -18,7 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """The data for completing a call. `draft` is the audit entry for the call's end, without the outcome."""
+    """The terms for completing a call. `draft` is the audit entry for the call's end, without the outcome."""
 
     draft: AuditDraft
     result_bytes_max: int

@@ -17,7 +17,7 @@ USER_MEMORIES_MAX: Final = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOwner:
-    """An agent, and the user whom its memories are about. An empty agent name means all agents."""
+    """An agent, and the user whom the agent's memories are about. An empty agent name means all agents."""
 
     store_id: StoreId
     user_id: UserId
@@ -33,5 +33,5 @@ class Memory:
 
 
 def memory_id_of(call_id: str) -> str:
-    """Return the id of the memory that a call creates. Repeating the call results in the same id."""
+    """Return the id of the memory that a call creates. A repeated call results in the same id."""
     return f"mem_{hashlib.sha256(call_id.encode()).hexdigest()[:24]}"

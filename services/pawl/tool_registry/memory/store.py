@@ -43,7 +43,9 @@ _DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '
 
 class PostgresMemoryRepository(DatabaseAdapter):
     async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
-        """Store a memory and return it, or return the memory with the same text. Atomic, and idempotent by id.
+        """Store a memory and return it. If there is one with the same text, return that one.
+
+        Atomic, and idempotent by id.
 
         Raises:
             TooLarge: The limit for the agent or for the user is reached.

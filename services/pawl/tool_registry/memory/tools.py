@@ -39,8 +39,10 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
         Do not use it for secrets, or for information that a document or another tool already has.
         """
         words = " ".join(text.split())
-        if not words or not words.isprintable():
-            raise ToolError("the text must not be blank or contain control characters")
+        if not words:
+            raise ToolError("the text must not be blank")
+        if not words.isprintable():
+            raise ToolError("the text must not contain control characters")
         try:
             stored = await repository.add(_owner(context), memory_id_of(context.call_id), words)
         except TooLarge as error:

@@ -54,7 +54,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with its audit entry. `call` is None if its tool is unavailable or its arguments do not match."""
+    """A verdict with its audit entry. If the tool is unavailable or the arguments do not match, `call` is None."""
 
     verdict: Verdict
     draft: AuditDraft
@@ -69,10 +69,10 @@ class Admission:
       schema, that no earlier call in the batch is identical, and that no rule denies the call. The verdict states what
       must happen first, which is often an approval. `reads_of` returns a read-only batch's jobs if they may start
       immediately.
-    2. `admit`: the run requests the execution. Repeats all checks. An approval must match this exact call.
+    2. `admit`: the run requests the execution. Repeats all checks. An approval must be for this exact call.
     3. `check_rules`: checks that the current rules still allow the call, unless it has already started.
     4. `cached`: returns a cached result of a READ_ONLY tool instead of running the call, if there is one.
-    5. `begin`: checks that the journal has no earlier start. The attempt already holds the call's resource locks.
+    5. `begin`: checks that the journal has no earlier start. By then, the attempt holds the call's resource locks.
     6. `permit`: applies the rate limits and records the start in the audit chain. Then the tool is called.
 
     If `store_calls_per_minute` is 0, calls are not limited.
@@ -95,8 +95,8 @@ class Admission:
     async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
         """Return a verdict for each call in a batch, in order. Nothing is written to the audit chain yet.
 
-        Refuse a call that would repeat the effect of an earlier call in the batch, because that is nearly always a
-        mistake of the model.
+        Refuse a call that would repeat the effect of an earlier call in the batch, which is nearly always a mistake by
+        the model.
         """
         first: dict[tuple[str, bytes], int] = {}
         judged = []
@@ -124,7 +124,7 @@ class Admission:
         return judged
 
     def reads_of(self, judged: Sequence[Judged], timeouts: ReadTimeouts) -> list[Job]:
-        """Return the batch's jobs if every accepted call may start immediately. Otherwise, return an empty list."""
+        """Return the batch's jobs if all accepted calls may start immediately. Otherwise, return an empty list."""
         jobs = []
         for each in judged:
             if each.verdict.disposition is Disposition.REFUSE:
@@ -215,7 +215,7 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the checked call, including the count from the tool's own `bulk_count`, if it has one.
+        """Return the checked call with the count from the tool's own `bulk_count`, if the tool has one.
 
         Raises:
             InvalidArguments: The tool's `bulk_count` takes too long.
@@ -279,7 +279,9 @@ class Admission:
         return job
 
     async def check_rules(self, job: Job) -> None:
-        """Check that current rules allow the call. A call that has already started passes, so that it can be read.
+        """Check that current rules allow the call.
+
+        A call that has already started passes, so that its result can be read.
 
         Raises:
             InvalidArguments: Matching the rules and arguments would take too many steps.
@@ -367,7 +369,7 @@ class Admission:
         self.unexecuted.add(token)
 
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool) -> None:
-        """Record the end of an execution, and cache its result if the tool requests it.
+        """Record the end of an execution, and cache its result if the tool's definition asks for this.
 
         Raises:
             DependencyUnavailable: The entry may or may not have been written.
@@ -378,7 +380,7 @@ class Admission:
     async def forget(self, older_than_seconds: float) -> None:
         """Delete expired cached results, idle rate limits and old uses of grants.
 
-        Also delete records of calls allowed by rules that are older than `older_than_seconds`.
+        Also delete records older than `older_than_seconds` of calls that rules have allowed.
         """
         self.cache.sweep()
         await self.limits.forget()

@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedCall:
-    """A call as the model wrote it, with the tool version that its run has pinned."""
+    """A call as the model wrote it, with the tool version that the run has pinned."""
 
     tool_name: str
     tool_version: int
@@ -64,7 +64,7 @@ class FittingCall:
 
     @property
     def definition(self) -> ToolDefinition:
-        """The pinned definition. For a background call, its timeout is the background timeout."""
+        """The pinned definition. For a background call, its timeout is the one for background calls."""
         pinned = self.tool.definition
         return replace(pinned, timeout_seconds=pinned.async_timeout_seconds) if self.context.in_background else pinned
 
@@ -81,7 +81,7 @@ class FittingCall:
         )
 
     def grant_digest(self, series: Series | None) -> str:
-        """Return the digest that a grant for the series must have, or "" if each call needs its own approval."""
+        """Return the digest that a grant for the series must have, or "" if every call needs its own approval."""
         is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
         if series is None or is_once:
             return ""
@@ -152,9 +152,10 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Claim and return the entries for one of the two writers, or nothing if the other writer has claimed them.
+        """Claim and return the entries for one of the two writers.
 
-        The writer that holds the claim may claim them again.
+        If the other writer has claimed them, return an empty tuple. The writer that holds the claim may claim them
+        again.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
@@ -245,8 +246,8 @@ class Job:
     def only_reads(self) -> bool:
         """True if running the call is harmless even if its result is never read.
 
-        Such a call has no effect, is not visible outside the registry, does not count towards any limit, and does not
-        need a lock. Whether it needs an approval depends on the verdict.
+        Such a call has no effect, cannot be noticed outside the registry, does not count towards any limit, and does
+        not need a lock. It may still need an approval, which the verdict states.
         """
         is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)

@@ -1,8 +1,8 @@
 """A cache for the results of READ_ONLY tools.
 
-Each process has its own cache in memory. A hit therefore needs no database query, but each replica calls the tool once.
-A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and user, so users
-never share results.
+Each process has its own cache in memory. A hit therefore needs no database query, but every replica calls the tool at
+least once. A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and
+user, so users never share results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ResultCache:
     def find(self, job: Job) -> ExecutionResult | None:
         """Return an unexpired cached result of the same call, with a note about its age.
 
-        Return None if there is none.
+        If there is no such result, return None.
         """
         if not _is_kept(job):
             return None

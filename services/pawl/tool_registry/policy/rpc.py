@@ -76,7 +76,7 @@ def _rule_from(message: pb.Rule) -> Rule:
     if message.HasField("expire_time"):
         expire_time = seconds(message.expire_time)
         if not 0 < expire_time < _TIME_MAX:
-            raise InvalidField("expire_time must be in the future", field="rule.expire_time")
+            raise InvalidField("expire_time must be between the years 1970 and 9999", field="rule.expire_time")
     return Rule(
         store_id=StoreId(""),
         rule_id="",

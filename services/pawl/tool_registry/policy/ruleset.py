@@ -46,8 +46,8 @@ _STORES_MAX: Final = 1000
 class Rules:
     """The rules of all stores. Changes are recorded in the audit chain before they take effect.
 
-    A store's rules are cached for a second, so that checking a batch usually does not require a query. If a rule allows
-    a call, it is verified again in the database, and its use is counted, right before the call runs.
+    A store's rules are cached for a second, so that checking a batch usually requires no query. If a rule allows a
+    call, it is verified again in the database, and its use is counted, right before the call runs.
     """
 
     repository: PostgresRuleRepository
@@ -161,7 +161,7 @@ class Rules:
     async def list(
         self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return rules by descending id. If `before` is set, return only rules with lower ids.
+        """Return rules in descending order of id. If `before` is set, return only rules with lower ids.
 
         Raises:
             PermissionDenied: `all_users` is set and the user is not an admin.

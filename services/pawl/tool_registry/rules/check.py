@@ -1,4 +1,4 @@
-"""Checks of a call's arguments. They are parsed, coerced, validated and made canonical."""
+"""Checks a call's arguments: parses, coerces, validates and canonicalises them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A refusal of a call. `reason` is for programs, and `message` is for the model."""
+    """A refusal of a call. Programs read `reason`, and the model reads `message`."""
 
     reason: str
     message: str
@@ -51,7 +51,7 @@ def check_arguments(
 ) -> Accepted | Refused:
     """Return a call's canonical arguments, or a refusal that lists the violations.
 
-    Valid arguments change only by adding defaults, provided that they remain valid. Invalid arguments are coerced if
+    Valid arguments are only extended with defaults, provided that they remain valid. Invalid arguments are coerced if
     this loses no information. Empty input counts as an empty object.
     """
     name = definition.name
@@ -81,7 +81,8 @@ def check_untrusted(
 ) -> tuple[bytes, str] | Refused:
     """Run `check_arguments` and `fits_newest` in a helper process, which caches compiled schemas.
 
-    Schemas are passed as JSON. If the arguments are accepted, their canonical form and the note are returned.
+    Schemas are passed as JSON. If the arguments are accepted, return their canonical form and a note about coerced
+    values.
     """
     definition = ToolDefinition(name=name, description="", arguments_schema=_decode(schema))
     checked = check_arguments(definition, _compiled(schema, recursion=recursion), raw)
@@ -102,8 +103,8 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
     """Return `accepted` if the newest version also accepts the arguments.
 
-    A run uses the version that it started with, but only the newest function can run. Arguments for an older version
-    must therefore also match the newest schema without changes.
+    A run uses the version with which it started, but only the newest version's function can run. Arguments for an older
+    version must therefore match the newest schema too, without changes.
     """
     if newest.is_valid(accepted.arguments):
         return accepted

@@ -1,4 +1,4 @@
-"""Results of executions, and the inverse call that undoes an effect."""
+"""The results of executions, and the inverse calls that undo effects."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress, with the fraction limited to the range from 0 to 1 and the message truncated.
+    """Return a progress report, with the fraction limited to the range from 0 to 1 and the message truncated.
 
     A fraction that is not finite becomes None.
     """

@@ -1,7 +1,7 @@
 """Makes arguments match a schema without losing information, by adding defaults and coercing values.
 
-Models write "440" instead of 440, 5.0 instead of 5, "true" instead of true, or a string instead of a list. A value with
-exactly one possible reading is coerced, and the change is reported.
+Models write "440" instead of 440, 5.0 instead of 5, "true" instead of true, or a string instead of a list. A value that
+can be read in exactly one way is coerced, and the change is reported.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Fitted:
 
 
 def fit(schema: Mapping[str, Any], value: JsonValue, *, defaults: bool = True, coerce: bool = True) -> Fitted:
-    """Return `value` with defaults filled in. With `coerce`, wrong types are converted.
+    """Return `value`, with the defaults added and, if `coerce` is set, with wrong types converted.
 
-    Without `coerce`, a valid value is changed only by adding defaults. It never raises. A value that does not match the
+    Without `coerce`, only defaults are added to a valid value. This never raises. A value that does not match the
     schema is left unchanged, and the validator reports it.
     """
     walk = _Walk(root=schema, defaults=defaults, coerce=coerce)
@@ -102,7 +102,10 @@ class _Walk:
         return _Walk(root=self.root, defaults=False, coerce=True)._read(schema, value, "")  # noqa: SLF001  # its own
 
     def _fits(self, schema: Any, value: JsonValue) -> bool:
-        """Return whether a value has an allowed type and matches `const` and `enum`. The validator checks the rest."""
+        """Return whether a value has an allowed type and matches `const` and `enum`.
+
+        The validator checks everything else.
+        """
         schema = resolve(self.root, schema)
         if not isinstance(schema, dict):
             return bool(schema)
@@ -165,7 +168,7 @@ def _from_text(text: str, types: frozenset[str]) -> JsonValue:
 
 
 def _number(text: str) -> int | float | None:
-    """Return the number in `text`, or None if it is not a JSON number or 64 bits would change its value."""
+    """Return the number in `text`. If it is not a JSON number, or 64 bits would change its value, return None."""
     if _INTEGER.fullmatch(text):
         number = int(text)
         return number if INTEGER_MIN <= number <= INTEGER_MAX else None

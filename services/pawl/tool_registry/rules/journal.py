@@ -1,7 +1,7 @@
 """The decision about a requested call that already has an entry in the execution journal.
 
-The registry writes an entry before the effect and completes it afterwards. The entry's writer holds a lease. An open
-entry whose writer has no lease belongs to a process that died during the call.
+The registry writes an entry before the effect and completes it afterwards. The process that writes an entry holds a
+lease. If it has no lease any longer and the entry is open, it died during the call.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
     """Return what to do for a call that has a journal entry.
 
     `unknowns_resolved` is the number of times that an operator has decided to run the call again after an unknown
-    outcome. This process must not be running the call, so if it wrote an open entry itself, it has lost track of the
-    call.
+    outcome. This process must not be running the call. If it wrote the open entry itself, it has therefore lost track
+    of the call.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
@@ -82,7 +82,10 @@ class JournalCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may now run in this process. With `must_reconcile`, first ask the tool whether it took effect."""
+    """The call may now run in this process.
+
+    With `must_reconcile`, first ask the tool whether an earlier attempt took effect.
+    """
 
     must_reconcile: bool = False
     # True if the call has been cancelled since: it must be reconciled, but must not run.
@@ -102,7 +105,7 @@ class HeldElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """An attempt to run a call. It may write checkpoints while it is the newest attempt."""
+    """An attempt to run a call. Only the newest attempt may write checkpoints."""
 
     key: CallKey
     run_id: RunId

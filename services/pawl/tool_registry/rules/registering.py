@@ -1,4 +1,4 @@
-"""Checks for registering a store's tools: ownership, quotas, and conflicts."""
+"""Checks the registration of a store's tools: ownership, quotas, and conflicts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX. 0 means no limit on their number.
+    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX. If `most` is 0, their number is not limited.
 
     Tools are chosen in the order of `names` or, if `names` is empty, those closest to the user first. Tools registered
     later or by other users never displace earlier ones.
@@ -105,7 +105,7 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
-    """Check that a definition may replace the newest definition with its name, even if that one is unregistered.
+    """Check that a definition may replace the newest one with its name, even if that one is unregistered.
 
     Raises:
         PermissionDenied: The definition is laxer, and the registrant is not an admin or is a delegate without decision
@@ -137,10 +137,10 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 
 
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
-    """Return the version of a tool that was sent with a run. There is only one version.
+    """Return the only version of a tool that was sent with a run.
 
-    The tool counts as newer than any rule, because it did not exist when the rule was created. Therefore, no rule
-    allows its calls.
+    The tool counts as newer than any rule, because it did not exist when the rule was created. No rule can therefore
+    allow its calls.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
@@ -151,7 +151,7 @@ def own_label(tool_name: str, definition_sha256: str) -> str:
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools sent with a run. `Catalog` makes the checks that RegisterTool makes too.
+    """Check the tools sent with a run. `Catalog` makes the other checks, which also apply to RegisterTool.
 
     Raises:
         InvalidField: There are too many tools, two tools have the same name, or a tool restricts its callers.

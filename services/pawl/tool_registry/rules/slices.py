@@ -1,4 +1,4 @@
-"""Slices of long text, for tools that read it in pieces."""
+"""Slices of long texts, for tools that read them in pieces."""
 
 from __future__ import annotations
 

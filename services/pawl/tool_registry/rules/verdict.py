@@ -28,7 +28,7 @@ class CallContext(RunContext, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The registry's decision on a call. The call is refused if `accepted` is None."""
+    """The registry's decision on a call. If `accepted` is None, the call is refused."""
 
     call_id: CallId
     disposition: Disposition
@@ -72,8 +72,8 @@ def grant_digest(
 ) -> str:
     """Return the SHA-256, in hex, that binds a grant to the calls of one series. `arguments` is canonical JSON.
 
-    `tool_versions` holds the pinned and the current version, so a new version requires a new grant. Times are rounded
-    to milliseconds, so that they do not change when they are converted between services.
+    `tool_versions` contains the pinned and the current version, so a new version requires a new grant. Times are
+    rounded to milliseconds, so that they do not change when they are converted between services.
     """
     end = "" if series.end_time is None else str(round(series.end_time * 1000))
     terms = [str(series.iterations_max), str(round(series.interval_seconds * 1000)), end]

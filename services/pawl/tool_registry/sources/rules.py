@@ -1,4 +1,4 @@
-"""Tools that sources describe: their names and descriptions, and their differences from the approved tools."""
+"""Tools as sources describe them: their names and descriptions, and how they differ from the approved tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A source's current description of a tool. `binding` is the data with which the connector runs the tool."""
+    """A source's current description of a tool. `binding` is the data that the connector needs to run the tool."""
 
     definition: ToolDefinition
     binding: bytes = b""
@@ -51,7 +51,10 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """The difference between a tool and its approved version. A side is None if the tool does not exist there."""
+    """The difference between a tool and its approved version.
+
+    If the tool exists on only one side, the other side is None.
+    """
 
     tool_name: str
     approved: ToolDefinition | None
@@ -59,7 +62,7 @@ class ToolChange:
 
 
 def may_be_source(name: str) -> bool:
-    """Return whether a source can have this name. If not, callers can skip the database query."""
+    """Return whether a source can have this name. If not, no database query is needed."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -140,7 +143,7 @@ def plain_schema(schema: Any) -> dict[str, Any]:
     """Return a source's arguments schema as an object schema in the supported dialect.
 
     Sources often declare an older dialect of JSON Schema but use only features that all dialects share. A schema that
-    depends on an older dialect does not compile.
+    depends on features of an older dialect does not compile.
     """
     given = dict(schema) if isinstance(schema, Mapping) else {}
     given.pop("$schema", None)

@@ -1,4 +1,4 @@
-"""A store's source, and the policies for its tools. The protobuf message is the configuration."""
+"""A store's source, and the policies for its tools. The configuration is the protobuf message itself."""
 
 from __future__ import annotations
 
@@ -43,17 +43,16 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name of the source, which is unique within the store."""
         return self.config.name
 
     @property
     def kind(self) -> str:
-        """The kind of connector that the source needs, or an empty string for an unknown kind."""
+        """The kind of connector for the source, or an empty string if this version does not know it."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
     def origin(self) -> str:
-        """The value of `source` that the registry records for the source's tools."""
+        """The value of `source` with which the registry records the source's tools."""
         return f"{self.kind}:{self.name}"
 
     @property
@@ -63,7 +62,7 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """The role that is required to change the source or to see its whole configuration."""
+        """The role required to change the source or to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 
@@ -74,10 +73,10 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
         InvalidField: A policy is invalid, a tool has two policies, or there are too many policies.
     """
     names = {policy.tool_name for policy in policies}
-    if len(policies) > POLICIES_MAX or len(names) != len(policies):
-        raise InvalidField(
-            f"policies must have at most {POLICIES_MAX} entries, with at most one for each tool", field="policies"
-        )
+    if len(policies) > POLICIES_MAX:
+        raise InvalidField(f"policies must have at most {POLICIES_MAX} entries, got {len(policies)}", field="policies")
+    if len(names) != len(policies):
+        raise InvalidField("policies must have at most one entry for each tool", field="policies")
     for policy in policies:
         if policy.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
             raise InvalidField("policies: effect_class RECONCILABLE is not supported for sources", field="policies")

@@ -86,7 +86,7 @@ class CheckedSource:
 class Sources:
     """Adds, removes, lists, checks and approves stores' sources.
 
-    The registered definitions and bindings of a source's tools are the approved ones. There is no second copy that
+    The definitions and bindings registered for a source's tools are the approved ones, so there is no second copy that
     could differ.
     """
 
@@ -135,7 +135,7 @@ class Sources:
         return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
 
     async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
-        """Remove a source's tools, then the source, so that the removal can be repeated after a crash.
+        """Remove a source's tools, and then the source. After a crash, the removal can be repeated.
 
         Raises:
             SourceNotFound: The source does not exist.
@@ -149,7 +149,7 @@ class Sources:
         _log.info("source.removed", store=store_id, source=name)
 
     async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
-        """Return a store's sources, sorted by name, in the state of their last check."""
+        """Return a store's sources, sorted by name, as of their last check."""
         registered = await self.tools.current(store_id)
         return [_with_tools(source, registered) for source in await self.repository.list(store_id)]
 

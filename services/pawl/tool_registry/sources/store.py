@@ -32,7 +32,7 @@ _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND
 
 
 class PostgresSourceRepository(DatabaseAdapter):
-    """The tool sources of all stores. Their tools are in PostgresToolRepository."""
+    """The tool sources of all stores. PostgresToolRepository contains their tools."""
 
     async def put(self, source: Source) -> None:
         """Insert a source, or replace the source with the same name.

@@ -148,7 +148,7 @@ def require_user() -> Principal:
 
 
 def require_decider() -> Principal:
-    """Return the calling user, who must be allowed to decide.
+    """Return the calling user, who must have the right to decide on calls.
 
     Raises:
         PermissionDenied: The caller is a delegate that may not decide, or has no store.
@@ -243,7 +243,7 @@ class Authenticator(Protocol):
             Unauthenticated: The credential is missing or unknown.
             PermissionDenied: The credential may not act for the user or store in the metadata.
             InvalidId: The metadata contains an invalid store or user.
-            Unavailable: The credential cannot be checked now.
+            Unavailable: The credential cannot be checked right now.
         """
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
@@ -251,7 +251,7 @@ class Authenticator(Protocol):
 
 
 def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Check that no identity metadata is repeated. Other code may have read a different value.
+    """Check that no identity metadata is repeated, because other code may have read a different one of the values.
 
     Raises:
         Unauthenticated: A name is repeated.
@@ -262,16 +262,16 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Check that a caller who was authenticated `again` has the same identity and has lost no rights.
+    """Check that authenticating the caller again returned the same identity and no fewer rights.
 
     Raises:
         Unauthenticated: The credential now has another identity or fewer rights.
     """
     same = (principal.store_id, principal.user_id, principal.people) == (again.store_id, again.user_id, again.people)
     if not same or not principal.roles <= again.roles or not principal.rights <= again.rights:
-        raise Unauthenticated("the key has changed: call again")
+        raise Unauthenticated("the key's identity or rights have changed: retry the call")
     if principal.decides and not again.decides:
-        raise Unauthenticated("the key has changed: call again")
+        raise Unauthenticated("the key's identity or rights have changed: retry the call")
 
 
 def bearer_key(metadata: Mapping[str, str]) -> str:
@@ -313,8 +313,8 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     if it is a member, or `viewer` if it is a viewer. Otherwise, it passes on all its roles.
 
     Raises:
-        PermissionDenied: The metadata specifies another store, or a user or roles although the caller is not a delegate
-            or lacks one of the roles.
+        PermissionDenied: The metadata specifies another store, a role that the delegate lacks or, for a caller that is
+            not a delegate, another user or any roles.
         InvalidId: The named user is not a valid id.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles

@@ -41,6 +41,8 @@ class KeyInClear(StartError):
 def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) -> None:
     """Check that a key may be sent to these addresses.
 
+    With `in_clear`, it may be sent unencrypted to other machines.
+
     Raises:
         KeyInClear: An address is on another machine, TLS is not used, and `in_clear` is False.
         ValueError: One of the strings is not an address.

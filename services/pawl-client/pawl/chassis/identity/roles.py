@@ -1,4 +1,4 @@
-"""Roles, and the table of callers that may call each method."""
+"""Roles, and a table of which callers may call which method."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 
 
 def rights(roles: Collection[str]) -> frozenset[str]:
-    """Return the entries of CALLERS for a credential with these roles. A credential without roles is a member.
+    """Return the caller classes of CALLERS to which a credential with these roles belongs.
 
-    Unknown roles, such as misspelt ones, grant no rights.
+    A credential without roles is a member. Unknown roles, such as misspelt ones, grant no rights.
     """
     return ROLES.intersection(roles) if roles else frozenset({Role.MEMBER})

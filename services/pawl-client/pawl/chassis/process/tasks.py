@@ -1,4 +1,4 @@
-"""Tasks that are referenced until they end, and are cancelled reliably.
+"""Holds references to tasks until they end, and cancels tasks reliably.
 
 A cancellation can get lost: before Python 3.12, `asyncio.wait_for`, which nats-py uses, drops a cancellation that
 arrives at the same time as the result. The cancelled task then keeps running, and the caller would wait forever.
@@ -37,7 +37,7 @@ def hold(held: set[F], work: F) -> F:
 async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
     """Return the result of `work`. After `seconds` (None means never), cancel the work and return None.
 
-    A TimeoutError that `work` raises counts as the timeout.
+    If `work` itself raises TimeoutError, this also returns None.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -109,9 +109,7 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Wrap a function whose result goes into a future. A future cannot hold StopIteration.
-
-    StopIteration therefore becomes RuntimeError.
+    """Return the result of a function, for use in a future. A future cannot hold StopIteration.
 
     Raises:
         RuntimeError: The function raised StopIteration.
@@ -125,7 +123,7 @@ def delivered(function: Callable[[], T]) -> T:
 class Handover(Awaitable[None]):
     """The result of work on another thread. In a coroutine, await it.
 
-    In a thread without an event loop, the constructor waits. Raises the future's exception if it has one.
+    In a thread without an event loop, the constructor waits for the work. Either way, an error of the work is raised.
     """
 
     def __init__(self, done: Future[None]) -> None:

@@ -173,7 +173,7 @@ class Line:
 class Batches:
     """Batched calls of one channel.
 
-    `choose` selects the replica for a call. The call uses the stream to this replica that has the fewest calls.
+    `choose` selects the replica for a call. The call uses the replica's stream with the fewest calls.
 
     When `identity` changes, new calls use streams that were opened with the new metadata. A call is never executed
     twice. If a stream breaks before a call was sent, the call moves to another stream, at most once per replica.
@@ -229,7 +229,7 @@ class Batches:
     def widen(self, line: Line, identity: Identity) -> None:
         """Open another stream on a line, unless it already has `streams_max`.
 
-        The stream may reach another replica of the same name.
+        The stream may reach another replica behind the same name.
         """
         if len(line.streams) < line.streams_max:
             stream = _Stream(self, line, identity)
@@ -393,7 +393,7 @@ class _Stream:
         self._has_work.set()
 
     def fail(self, failure: PawlError) -> None:
-        """End all calls with `failure`, but move calls that were never sent to another stream."""
+        """Move unsent calls to another stream, and end all others with `failure`."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.message.id in self._unsent and call.moves < self._batches.moves_max:

@@ -56,7 +56,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
 
 
 def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
-    """Return a message parser that raises the errors of `read_raw`."""
+    """Return a message parser. It raises TooLarge and MalformedRequest, as described in `read_raw`."""
 
     def parse(raw: bytes) -> Any:
         if len(raw) > bytes_max:
@@ -72,7 +72,7 @@ def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
 
 
 def encoder(serialize: Encoder | None) -> Encoder:
-    """Return a serializer that passes through responses that the servicer has already encoded."""
+    """Return a serializer that leaves responses unchanged if the servicer has already encoded them."""
 
     def encode(response: Any) -> bytes:
         return response if serialize is None or isinstance(response, bytes) else serialize(response)

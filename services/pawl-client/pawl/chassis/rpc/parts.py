@@ -12,7 +12,10 @@ T = TypeVar("T")
 def in_parts(
     items: Iterable[T], size: Callable[[T], int], *, size_max: int, items_max: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Yield the items in order, in parts of at most `items_max` and `size_max`. A larger item forms its own part."""
+    """Yield the items in order, in parts of at most `items_max` items and a total size of `size_max`.
+
+    An item over `size_max` forms its own part.
+    """
     part: list[T] = []
     total = 0
     for item in items:

@@ -252,7 +252,7 @@ def _check_authority(content: bytes) -> bytes:
     """Return `content` if it contains CA certificates.
 
     Raises:
-        ValueError: There are none.
+        ValueError: It contains no certificates.
     """
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))

@@ -135,7 +135,9 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
         if not isinstance(node, dict | list):
             return 0
         if len(open_nodes) > EXPANDED_DEPTH_MAX:
-            raise InvalidSchema(f"the arguments schema is deeper than {EXPANDED_DEPTH_MAX}, counting references")
+            raise InvalidSchema(
+                f"the arguments schema is nested more than {EXPANDED_DEPTH_MAX} levels deep, counting references"
+            )
         if id(node) in open_nodes:
             if recursion:
                 return 0
@@ -231,8 +233,8 @@ _COMPARED_MAX: Final = 8
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names that are most similar to `name`, best matches first, or nothing if `name` is too long.
 
-    Comparisons are slow, so this compares only the few names, of the first two thousand, that share the most letters
-    with `name`.
+    Because comparisons are slow, this preselects the few names that share the most letters with `name`, from the first
+    two thousand.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
@@ -274,7 +276,7 @@ def list_violations(
 
 
 def _part(schema: Mapping[str, Any], path: list[str | int]) -> Mapping[str, Any]:
-    """Return the part of a schema in which the keyword at `path` is."""
+    """Return the subschema that contains the keyword at `path`."""
     node: Any = schema
     for part in path[:-1]:
         node = resolve(schema, node)

@@ -55,7 +55,7 @@ def _no_secret(name: str) -> str:
 
 
 async def _nobody_to_ask(_question: Question) -> str:
-    raise ToolError("only async tools that run in the registry can ask their user something")
+    raise ToolError("only async tools that run in the registry can ask the user questions")
 
 
 def _nobody_to_complete() -> CompletionToken:

@@ -192,7 +192,7 @@ class Signature:
         Defaults are copied, so that calls do not share mutable values.
 
         Raises:
-            msgspec.ValidationError, pydantic.ValidationError: an argument matches the schema, but not the stricter
+            msgspec.ValidationError, pydantic.ValidationError: An argument matches the schema, but not the stricter
                 type.
         """
         struct = msgspec.convert(dict(arguments), self._struct, str_keys=True)
@@ -226,7 +226,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     for parameter, hint in read_hints(function, name):
         if is_context(hint):
             if context_parameter:
-                raise ToolDefinitionError(f"{name}: both {context_parameter} and {parameter.name} are a ToolContext")
+                both = f"{context_parameter} and {parameter.name} are both ToolContext parameters"
+                raise ToolDefinitionError(f"{name}: {both}; only one is allowed")
             context_parameter = parameter.name
             continue
         text = documented.get(parameter.name) or text_of(hint)

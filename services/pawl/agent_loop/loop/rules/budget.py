@@ -86,7 +86,7 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the smallest top-up with which the next model call could be made, as far as is known."""
+    """Return the smallest top-up that would allow the next model call, based on what is known so far."""
     last = state.loop.counted_prompt
     # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
@@ -126,10 +126,10 @@ def used_up(exhausted: TokenBudget) -> Problem:
 def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
     """Decide whether a run that has used up a token budget fails, or waits for the next day or month.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. If
-    calls in progress have reserved the rest of the budget, the run always waits. The
-    ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
-    guards against a local clock that is ahead of the ledger's.
+    A waiting run checks again after 5 minutes, then after 20, and so on, but no later than the end of the period. If
+    calls in progress have reserved the rest of the budget, the run always waits. The ledger wakes waiting runs when the
+    budget is raised, but it may do so just before this run parks. A minimum pause guards against a local clock that is
+    ahead of the ledger's.
     """
     fails = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     if fails and exhausted.is_used_up and exhausted.kind is not WaitKind.RATE:
@@ -142,7 +142,7 @@ def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decisi
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return the tokens that a call needs (its prompt plus one) if fewer are left, or 0 if the call can be made."""
+    """Return how many tokens a call needs (its prompt plus one), or 0 if enough are left."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
@@ -167,7 +167,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem if the budget cut the answer short, otherwise None. The partial answer is not used."""
+    """Return the problem if the budget cut the answer short, or None. A partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None

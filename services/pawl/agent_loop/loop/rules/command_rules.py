@@ -1,4 +1,4 @@
-"""Applies commands to the state. The ledger has already accepted all of them."""
+"""Applies commands that the ledger has already accepted to the state."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Remove work that is already running from the decision.
+    """Drop work that is already running.
 
-    A parked run is resumed first, and not completed directly.
+    If the run is parked, resume it first, because it cannot complete directly.
     """
     match decision:
         case Propose():
@@ -174,7 +174,7 @@ def _continue_model(state: State, now: float) -> Decision:
 
 
 def _continue_calls(state: State, following: Wait, now: float) -> Decision:
-    """Let overdue approvals, questions and offers expire or fall back. Then continue with the open calls.
+    """Let overdue approvals, questions and offers expire or fall back, and continue with the open calls.
 
     If there are no open calls, wait as the program requests.
     """

@@ -1,7 +1,7 @@
 """Decisions made by `decide` and by programs.
 
 Planning applies each decision and decides again, unless the decision ends the plan. Decisions that start work have
-`names`. Work that is in progress under one of these names does not start again.
+`names`. A decision does not start work whose name is already in use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pawl.values import RunState, WaitKind
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """Settle or change these calls because a deadline passed or the run is ending.
 
-    `is_part` means that all changes together are too large for one step, so the changes in this decision must be
+    `is_part` is set if all changes together are too large for one step. The changes in this decision must then be
     committed first.
     """
 
@@ -179,8 +179,8 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Wait until running work reports or a certain time is reached.
 
-    If a program returns a Wait, only open work continues until a call changes, a command arrives or the time is
-    reached. `waits` lists reasons for waiting other than calls and the time.
+    If a program returns a Wait, no new work starts until a call changes, a command arrives or the time is reached. Open
+    work continues. `waits` lists reasons for waiting other than calls and the time.
     """
 
     until: float | None

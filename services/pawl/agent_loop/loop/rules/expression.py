@@ -2,9 +2,9 @@
 
 Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use the
 variables of its environment, and has no access to the time, files or regular expressions. Its cost is bounded before it
-runs, in steps rather than seconds, so the same expression and data have the same outcome everywhere. The slowest
-permitted expression takes about 30 ms. An expression may use only one macro, because nested macros make values grow
-with each step.
+runs. The bound is in steps rather than seconds, so that the same expression and data have the same outcome everywhere.
+The slowest permitted expression takes about 30 ms. An expression may use only one macro, because nested macros make
+values grow with each step.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Environment:
         """Return the value of an expression as JSON. Times become text.
 
         Raises:
-            ExpressionError: the expression is invalid, it fails, or it would process too much data.
+            ExpressionError: The expression is invalid, it fails, or it would process too much data.
         """
         expression = self.compile(source)
         values = [data[name] for name in self._json]
@@ -111,7 +111,7 @@ class Environment:
         """Check and compile an expression.
 
         Raises:
-            ExpressionError: the expression is not allowed. The message contains the reason.
+            ExpressionError: The expression is not allowed. The message contains the reason.
         """
         if not 0 < len(source) <= self._characters_max:
             raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
@@ -131,8 +131,8 @@ class Environment:
     def _steps(self, source: str, values: list[Any]) -> int:
         """Return an upper bound on the number of steps in an evaluation.
 
-        The bound assumes that each operation visits everything in its operands, that `+` makes values larger, and that
-        a macro repeats what follows it.
+        The bound assumes that each operation visits its entire operands, `+` makes values larger, and a macro repeats
+        what follows it.
         """
         longest, nodes, characters = _measured(values)
         macro = _MACROS.search(source)
@@ -162,7 +162,7 @@ def check(source: str) -> None:
     """Check that an expression over a job's results is allowed.
 
     Raises:
-        ExpressionError: the expression is not allowed. The message contains the reason.
+        ExpressionError: The expression is not allowed. The message contains the reason.
     """
     kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
@@ -179,7 +179,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
     """Evaluate a checked expression over a job's results. Integers of up to 53 bits become doubles.
 
     Raises:
-        ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
+        ExpressionError: The evaluation fails, its result is neither true nor false, or it would process too much data.
     """
     outcome = _JOB.evaluate(
         source, {"value": with_doubles(value), "previous": with_doubles(previous), "fired": fired}, Meter()

@@ -28,7 +28,7 @@ _FOR_TOOL: Final = (
 )
 # For StartJob.
 _FOR_REQUEST: Final = (
-    "The call runs in the background already. To repeat it, set the job's interval_seconds with duration_minutes,"
+    "The call already runs in the background. To repeat it, set the job's interval_seconds with duration_minutes,"
     " iterations_max or both instead."
 )
 
@@ -60,7 +60,7 @@ def for_model(
 
 
 def for_request(verdict: Verdict, arguments_json: bytes, schema_json: bytes) -> Verdict:
-    """Return the verdict on the call of a requested job, with a hint as in `for_model`."""
+    """Return the verdict on the call of a requested job, with the same hint as `for_model`."""
     return _hinted(verdict, arguments_json, schema_json, _FOR_REQUEST)
 
 

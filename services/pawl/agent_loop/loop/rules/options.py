@@ -50,8 +50,8 @@ def complete(requested: AskedOptions, defaults: RunDefaults) -> RunOptions:
     """Return options with all defaults filled in.
 
     Raises:
-        InvalidField, TooLarge: a value is out of range, or two contradict each other.
-        InvalidSchema: the response format's schema is not JSON. Only tool-registry checks the rest of the schema.
+        InvalidField, TooLarge: A value is out of range, or two contradict each other.
+        InvalidSchema: The response format's schema is not JSON. Only tool-registry checks the rest of the schema.
     """
     _check_names(requested)
     _check_tool_choice(requested)
@@ -78,7 +78,7 @@ def complete(requested: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
 
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
-    """Return a continuing run's options with the deployment's current approval minimum applied.
+    """Return a continuing run's options with at least the deployment's current approval minimum.
 
     A raised minimum applies to runs that continue. A lowered minimum does not.
     """

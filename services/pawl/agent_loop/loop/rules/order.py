@@ -2,8 +2,8 @@
 
 Read-only and parallel-safe calls start immediately, unless an earlier open call of the batch shares a resource key.
 Other backend calls and delegated calls are serial. A serial call waits for the serial calls before it. It also waits
-for every earlier call that awaits a decision, because it may depend on that call's result. With OVERTAKE_DECISIONS, no
-call waits for a decision. Calls never wait for a front end.
+for earlier calls that await a decision, because it may depend on their results. With OVERTAKE_DECISIONS, no call waits
+for a decision. Calls never wait for a front end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
 def is_withdrawn_by_steer(call: Call, batch: Sequence[Call]) -> bool:
     """Return whether steering the run withdraws this open call, which has not started.
 
-    The call is withdrawn if it is waiting for a user, or for an earlier call that is waiting for a decision.
+    This is true for a call that waits for a user, or for an earlier call that awaits a decision.
     """
     if call.state is not CallState.RUNNABLE:
         return call.state in WITH_PEOPLE

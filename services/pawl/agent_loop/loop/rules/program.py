@@ -26,9 +26,9 @@ class Program(ABC):
     def follows(self, state: State, now: float) -> Decision:
         """Return the program's next decision.
 
-        The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
-        while the run is ending. Work in progress does not start again, so the program may repeat a decision until its
-        result is in the state. The decision is one of:
+        The loop calls this whenever a call settles, a command or fact arrives, or a scheduled time passes. Calls may be
+        open at that time, but the run is not ending. Work in progress does not start again, so the program may repeat a
+        decision until its result is in the state. The decision is one of:
 
         * PinTools, PlanUndo or ReadProgram, the only decisions allowed before the run has started,
         * Advance, to store the program's state and add calls that need no check,
@@ -67,7 +67,7 @@ class Program(ABC):
         return delegation
 
     def concluded(self, state: State, *, continues: bool) -> State:  # no report by default
-        """Add the program's final report to the state before the run ends, for whatever reason.
+        """Add the program's final report to the state before the run ends, whatever the reason.
 
         With `continues`, the run does not end yet, because the user has sent more messages. Idempotent.
         """

@@ -43,7 +43,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     `messages` contains the messages that the model sees, in order. `calls` contains the calls that these messages
     request. `under_way` lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`).
-    It is empty after a takeover, so that all work starts again.
+    After a takeover it is empty, so all work starts again.
     """
 
     run: Run

@@ -43,7 +43,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to be checked. `edited` means that a user changed the call.
+    """A call to be checked. `edited` is true if a user changed the call.
 
     Version 0 means that the run does not have the tool.
     """

@@ -93,7 +93,8 @@ coalesce((SELECT used FROM used_slots AS a WHERE a.store_id = due.store_id AND a
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
 # Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
-# runs that have crashed workers come last. A run whose last allowed worker has died is left for quarantine.
+# runs that have crashed workers come last. A run that one more crash would quarantine is left out once its lease has
+# expired.
 _DUE: Final = f"""
 WITH {_USED_SLOTS}
 SELECT due.*, {_USED}, {_HELD}
@@ -153,10 +154,10 @@ _CURSORS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Runs that fit within the limits until the transaction ends.
+    """Runs that fit within the limits as long as the transaction is open.
 
-    `turns` holds the turns after these runs. `has_more` means that other stores, or more runs of these stores, may be
-    due.
+    `turns` is the order of turns after these runs. `has_more` means that other stores, or
+    more runs of these stores, may be due.
     """
 
     runs: Sequence[DueRun]

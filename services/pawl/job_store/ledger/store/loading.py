@@ -215,7 +215,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
     """Drop keys whose `owner` does not own all their runs, unless the first call asks the owner by name.
 
-    Otherwise, callers could lock other users' runs, or learn from the response time that they exist.
+    Otherwise, callers could lock other users' runs, or could learn from response times that these runs exist.
     """
     asked = [
         (run, keys.calls[0].call_id if keys.calls else "", keys.owner, number)
@@ -329,8 +329,8 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 
     Nearly full queues are locked but omitted, because they are counted later.
 
-    The queues are locked before requests and runs are loaded, because a transaction that has waited for the lock must
-    see the rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.
+    The queues are locked before requests and runs are loaded. A transaction that has waited for the lock then sees the
+    rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.
     """
     queues = await _count_queued(connection, limits)
     close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]

@@ -326,7 +326,7 @@ class PostgresReads(DatabaseAdapter):
 
 
 def _owned(record: Record) -> tuple[RunRow, ConversationRow | None, bytes, datetime, Any]:
-    """Return a run, its conversation, its loop state, the time, and the version of the run's row."""
+    """Return the run in a record, its conversation and loop state, the time, and the version of the run's row."""
     length = tables.RUNS.length
     run = tables.RUNS.read(tables.RUNS.fields(record[:length]))
     loop_state, time, version, server_start, _ = record[length:_CONVERSATION_FROM]

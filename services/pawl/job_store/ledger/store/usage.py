@@ -77,7 +77,7 @@ _figures_of_models = attrgetter(*_OF_MODELS.figures)
 
 
 def count(total: str) -> str:
-    """Return SQL for a sum of figures, which may be unset or too large."""
+    """Return SQL for a sum of figures that may be unset or too large."""
     # An estimate that was too high in the hour before may make the sum negative.
     return f"greatest(least(coalesce({total}, 0), {COUNT_MAX}), 0)::bigint"
 
@@ -168,14 +168,14 @@ class PostgresTokens(DatabaseAdapter):
     """Reads the tokens that count towards budgets."""
 
     async def today(self, store_id: StoreId, name: str, connection: Connection | None = None) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
+        """Return how many tokens an agent has used today (UTC), and when the day ends."""
         record = (await (connection or self._database).fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
 
     async def tokens(
         self, store_id: StoreId, user_id: UserId, connection: Connection | None = None
     ) -> Mapping[WaitKind, tuple[int, datetime]]:
-        """Return the tokens that the store and the user have used this day and month (UTC), and when these end."""
+        """Return how many tokens the store and the user have used this day and month (UTC), and when these end."""
         records = await (connection or self._database).fetch(_TOKENS, store_id, user_id)
         rows = {row["user_id"]: row for row in records}
         now = next(iter(rows.values()))["now"]

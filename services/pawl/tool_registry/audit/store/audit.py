@@ -43,14 +43,14 @@ _FRESH_SECONDS: Final = 60.0
 
 
 class AuditSecrets:
-    """Keys digests with the secrets of their conversations. Caches secrets for a minute."""
+    """Computes digests keyed with the secrets of their conversations. Caches the secrets for a minute."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._kept: dict[_Key, tuple[float, bytes]] = {}
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
-        """Return the entries with keyed digests. An erased conversation gets a random key."""
+        """Return the entries with keyed digests. For an erased conversation, a random key is used."""
         wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
         return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
@@ -70,7 +70,7 @@ class AuditSecrets:
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets of conversations, creating missing ones. A destroyed secret is None."""
+        """Return the secrets of conversations, and create the missing ones. A destroyed secret is None."""
         found: dict[_Key, bytes | None] = {}
         while missing := sorted(set(keys) - found.keys()):
             stores, key_ids = map(list, zip(*missing, strict=True))
@@ -176,7 +176,7 @@ FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_
 
 
 class PostgresAuditLog:
-    """All stores' audit chains. Durable and shared by all replicas.
+    """The audit chains of all stores. Durable and shared by all replicas.
 
     It caches the heads of the chains that it has written to, so that an append takes a single statement.
     """
@@ -189,8 +189,8 @@ class PostgresAuditLog:
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         """Append entries to their chains, in order. Return the stores whose chains refuse entries.
 
-        A chain that was tampered with refuses all entries. The entries of all other stores are written. Reports of
-        decisions and results that were already recorded are skipped.
+        A chain that was tampered with refuses all entries, which does not affect other stores. Reports of decisions and
+        results that were already recorded are skipped.
 
         Raises:
             DependencyUnavailable: The entries may or may not have been written.
@@ -224,7 +224,7 @@ class PostgresAuditLog:
     async def page(
         self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
     ) -> list[AuditEntry]:
-        """Return entries in order, starting after `after_seq`. None means from the beginning."""
+        """Return entries in order, starting after `after_seq` or, if that is None, at the beginning."""
         rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
@@ -243,7 +243,7 @@ class PostgresAuditLog:
         return [audit_pb2.ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
-        """Append the entries if no other process has moved the heads. Return whether they were appended."""
+        """Append the entries unless another process has moved the heads. Return whether they were appended."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
         self._forget(heads)  # After any failure, it is unknown whether the heads have moved.

@@ -78,7 +78,7 @@ class FileFolders:
 
     @contextmanager
     def opened(self, store_id: StoreId, path: str) -> Iterator[int]:
-        """Open a file of any size for reading. The handle keeps this version, even if the file is replaced.
+        """Open a file of any size for reading. The handle continues to read this version even if the file is replaced.
 
         Raises:
             ToolError: The file does not exist or cannot be opened.
@@ -108,7 +108,7 @@ class FileFolders:
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
     def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
-        """Make the change that `plan` returns while the store's lock is held. Return the outcome of the change.
+        """Make the change that `plan` returns while the store's lock is held. Return the change's outcome.
 
         The change is atomic and durable, and is made once per key. For 30 days, later calls with the same key return
         the first outcome.
@@ -132,7 +132,7 @@ class FileFolders:
             return planned.outcome
 
     def outcome(self, store_id: StoreId, key: str, wait_cancelled: Callable[[float], bool]) -> bytes | None:
-        """Return the outcome of the change with this key, or None if it was not made."""
+        """Return the outcome of the change with this key, or None if no such change was made."""
         with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
             _recover(root, state, done)
             return _record(done, check_id(key, "key"))
@@ -143,8 +143,8 @@ class FileFolders:
     ) -> Iterator[StagedFile]:
         """Open a temporary file outside the store's folder. `change` can move it to `path`.
 
-        When the context exits, a file that was not moved is deleted, unless `is_kept` is set. With `resumes`, this
-        reopens the file left by an interrupted call with the same key, and waits while another process has it open.
+        On exit, a file that was not moved is deleted, unless its `is_kept` is set. With `resumes`, a file left by an
+        interrupted call with the same key is reopened, after waiting while another process has it open.
 
         Raises:
             ToolCancelled: The call was cancelled while waiting.
@@ -169,7 +169,7 @@ class FileFolders:
             os.close(handle)
 
     def delete_interrupted(self) -> None:
-        """Delete the files of uploads that a process did not complete."""
+        """Delete the files of uploads that were interrupted when a process ended."""
         for folder in self._folder.glob(f"*{_STATE}"):
             with self._state(StoreId(folder.name.removesuffix(_STATE)), threading.Event().wait) as (state, _):
                 self._delete_interrupted(state)
@@ -259,7 +259,7 @@ class FileFolders:
             raise OverLimit(f"a store can have at most {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records. This runs only for about one change in a hundred, chosen by a hash of the key."""
+        """Delete old records. This runs for only about one change in a hundred, chosen by a hash of the key."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
@@ -328,7 +328,7 @@ def _near(root: int, path: str) -> str:
 
 
 def _missing(root: int, path: str) -> int:
-    """Return the number of parts of a path that do not exist."""
+    """Return how many parts of a path do not exist."""
     names = path.split("/")
     for length in range(len(names), 0, -1):
         with suppress(FileNotFoundError), handles.opened_folder(root, names[: length - 1]) as folder:
@@ -410,7 +410,7 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 
 def _recover(root: int, state: int, done: int) -> None:
-    """Finish or discard a change that a process left unfinished. No files may have changed since then."""
+    """Finish or discard a change that a process left unfinished. No file may have changed since then."""
     raw = _record(state, _PENDING)
     if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)

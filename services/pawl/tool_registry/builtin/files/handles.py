@@ -1,7 +1,7 @@
 """Opens files below a folder without ever following links.
 
-Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a link replaces a folder in the meantime,
-opening it fails. Replacing a folder that is already open does not affect its handle.
+Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a link has replaced a folder, opening it
+fails. If a folder is replaced once it is open, its handle is not affected.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OverLimit(ToolError):
 
 @contextmanager
 def as_tool_errors(path: str) -> Iterator[None]:
-    """Convert OSErrors about a path to ToolErrors. The messages do not contain any paths on this machine."""
+    """Convert OSErrors about a path to ToolErrors. The messages do not reveal any paths on this machine."""
     try:
         yield
     except FileNotFoundError:
@@ -65,7 +65,7 @@ def opened_root(path: Path) -> Iterator[int]:
 
 @contextmanager
 def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """Open the folder at `names` below the open folder `root`. With `make`, create missing folders."""
+    """Open the folder at `names` below the open folder `root`. With `make`, create any missing folders."""
     handle = os.dup(root)
     try:
         for name in names:
@@ -92,7 +92,7 @@ def opened_file(folder: int, name: str) -> Iterator[int]:
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise ToolError(f"path {name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
+            raise ToolError(f"{name!r} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'not a regular file'}")
         yield handle
     finally:
         os.close(handle)
@@ -134,7 +134,7 @@ def write_file(folder: int, name: str, content: bytes) -> None:
 
 
 def stat_of(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of the file with this name without following links, or None if there is no such file."""
+    """Return the status of the file with this name, or None if there is no such file. Links are not followed."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -33,7 +33,7 @@ _PAUSE_SECONDS: Final = 0.001
 class Lines:
     """The lines of an open UTF-8 file from `offset`. `is_at_edge` is true if no line after `offset` has been read yet.
 
-    `pending_bytes` counts the bytes read since it was last reset, accurate to one piece.
+    `pending_bytes` counts the bytes read since it was last reset, to within one piece.
 
     Raises:
         ToolError: A line or row is too long, or not UTF-8.
@@ -77,7 +77,7 @@ class Lines:
 class Processing:
     """One execution of a query on the open file `source`.
 
-    The output is written to `staged`. If there is no output, `staged` holds the groups, which may be too large for a
+    The output is written to `staged`. If there is no output, `staged` contains the groups, which may be too large for a
     checkpoint.
     """
 
@@ -161,7 +161,10 @@ class Processing:
         self._context.progress(position / self._size if self._size else None, f"{self.tally.rows} rows")
 
     def _resume(self) -> int:
-        """Restore the last checkpoint and return its offset, or the data's offset if there is no usable checkpoint."""
+        """Restore the last checkpoint and return its offset.
+
+        If there is no usable checkpoint, return the offset of the data.
+        """
         saved: Any = self._context.last_checkpoint
         staged_bytes = self._staged.size if self._staged else 0
         is_usable = isinstance(saved, dict) and saved["version"] == self._version
@@ -185,7 +188,7 @@ class Processing:
         self._buffer.truncate()
 
     def _checkpoint(self, offset: int) -> None:
-        """Save the progress. The earlier groups stay in the staged file until the new groups are saved."""
+        """Save the progress. The staged file contains the earlier groups until the new ones are saved."""
         written, groups = 0, b""
         if self._staged is not None:
             self._flush()
@@ -226,7 +229,7 @@ class Processing:
 
 
 def separator_of(header: str) -> str:
-    """Return the separator of a CSV file with this first line."""
+    """Return the separator of a CSV file whose first line is `header`."""
     return max(_SEPARATORS, key=_QUOTED.sub("", header).count)
 
 
@@ -235,5 +238,5 @@ def _short(cells: Sequence[Any]) -> list[Any]:
 
 
 def keeps_staged(error: BaseException | None, context: ToolContext) -> bool:
-    """Return whether a later execution needs the staged file of an execution that ended with this error."""
+    """Return whether a later execution needs the staged file of one that ended with this error."""
     return isinstance(error, Superseded) or (isinstance(error, ToolCancelled) and context.will_restart)

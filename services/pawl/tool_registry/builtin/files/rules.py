@@ -78,8 +78,8 @@ class Entry:
 class FileChange:
     """A change to one file or folder.
 
-    `put` writes a file with `content`, or moves the staged file of that name into place. The file and its parent
-    folders are created if necessary. `move` moves a file or folder to `new_path`, which must not exist. `remove`
+    `put` writes a file with `content`, or moves the staged file with the name `staged` into place. The file and its
+    parent folders are created if necessary. `move` moves a file or folder to `new_path`, which must not exist. `remove`
     deletes a file or an empty folder. `make_folder` creates a folder and its parents.
     """
 
@@ -101,7 +101,7 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The change to make, and the outcome to report. The change is None if nothing needs to change."""
+    """The change to make, or None if nothing needs to change, and the outcome to report."""
 
     change: FileChange | None
     outcome: bytes

@@ -16,7 +16,7 @@ _STEP_BYTES: Final = 32 * 1024 * 1024
 class StagedFile:
     """An open file whose size is limited by `room`. Its methods block and raise OSError if the disk fails.
 
-    Set `is_kept` if a later execution will continue the file.
+    Set `is_kept` if a later execution will continue writing the file.
     """
 
     def __init__(self, handle: int, name: str, room: Callable[[], int]) -> None:
@@ -28,7 +28,7 @@ class StagedFile:
         self.is_kept = False
 
     def write(self, data: bytes) -> None:
-        """Add data to the end.
+        """Append data to the file.
 
         Raises:
             OverLimit: The file or the store would be too large.

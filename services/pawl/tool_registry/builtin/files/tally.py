@@ -47,7 +47,7 @@ class Query:
 
 
 class Tally:
-    """Counts and groups the rows read so far. A line of a text file is a row with one cell.
+    """Counts and groups the rows read so far. Each line of a text file is a row with one cell.
 
     Raises:
         ToolError: The pattern is invalid, or the header lacks a column.
@@ -70,7 +70,7 @@ class Tally:
         self.sample: list[str] = []
 
     def add(self, row: Sequence[str]) -> Sequence[str] | None:
-        """Count a row and return its chosen cells, or None if the row does not match the pattern.
+        """Count a row. Return its chosen cells, or None if the row does not match the pattern.
 
         Raises:
             ToolError: The file has too many groups.
@@ -147,7 +147,7 @@ def _compiled(pattern: str) -> jsonschema_rs.Draft202012Validator | None:
         return jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=limits)
     except (jsonschema_rs.ValidationError, ValueError):
         raise ToolError(
-            f"the pattern {pattern!r} is invalid or too large: look-around and back-references are not supported"
+            f"the pattern {pattern!r} is malformed or too large: look-around and back-references are not supported"
         ) from None
 
 

@@ -33,7 +33,7 @@ def _acts(*acts_as: str) -> dict[str, Any]:
 
 
 def _path(*acts_as: str) -> msgspec.Meta:
-    """Return the metadata for a path argument. Rules for the arguments in `acts_as` also apply to the path."""
+    """Return the metadata for a path argument. Rules for the tool arguments in `acts_as` also apply to the path."""
     schema = {"format": "path"} | _acts(*acts_as)
     return msgspec.Meta(min_length=1, max_length=PATH_CHARACTERS_MAX, extra_json_schema=schema)
 
@@ -287,8 +287,10 @@ def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planne
 
 def plan_move(view: FileView, path: str, new_path: str) -> Planned:
     found = view.entry(path)
-    if found is None or found.kind == "other":
+    if found is None:
         raise ToolError(f"{path!r} does not exist")
+    if found.kind == "other":
+        raise ToolError(f"{path!r} is neither a file nor a folder")
     if view.entry(new_path) is not None:
         raise ToolError(f"{new_path!r} already exists")
     if new_path.startswith(f"{path}/"):
@@ -313,8 +315,10 @@ def plan_folder(view: FileView, path: str) -> Planned:
 
 def plan_delete(view: FileView, path: str, expected: str | None) -> Planned:
     found = view.entry(path)
-    if found is None or found.kind == "other":
+    if found is None:
         raise ToolError(f"{path!r} does not exist")
+    if found.kind == "other":
+        raise ToolError(f"{path!r} is neither a file nor a folder")
     if found.kind == "folder":
         inverse = Inverse(
             tool_name="make_folder", arguments={"path": path}, summary=f"Create the folder {path!r} again"

@@ -52,7 +52,7 @@ AddressText = Annotated[
 
 class Mailer(Protocol):
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        """Send a call's message. Return the fields of the tool's result.
+        """Send a call's message, and return the fields of the tool's result.
 
         Raises:
             ToolError: The message was refused, or may not have been sent. The model sees the error's text.
@@ -139,7 +139,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
 
 
 def _answer(message: EmailMessage, thread: list[str]) -> None:
-    """Mark the message as automatic. If `thread` has valid message ids, also mark it as a reply to the last one."""
+    """Mark the message as automatic and, if `thread` has valid message ids, as a reply to the last one."""
     if answered := [each for each in dict.fromkeys(thread) if each and re.fullmatch(_MESSAGE_ID, each)]:
         message["In-Reply-To"] = answered[-1]
         message["References"] = " ".join(answered)
@@ -169,7 +169,7 @@ def _attach(message: EmailMessage, name: str, text: str) -> None:
 
 
 def _address(text: str) -> Address:
-    """Return an address that matches the tool's schema. Raises ToolError if mail programs would decode it."""
+    """Return an address that matches the tool's schema. Raise ToolError if mail programs would decode it."""
     if ENCODED in text:
         raise ToolError(f"the address {text[:80]!r} must not contain {ENCODED}, which mail programs decode")
     try:
@@ -195,7 +195,7 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 
 class SmtpMailer:
-    """Sends each message over a separate connection to a mail server."""
+    """Sends each message to a mail server over a separate connection."""
 
     def __init__(self, server: SmtpServer) -> None:
         self._server = server

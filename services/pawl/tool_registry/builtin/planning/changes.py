@@ -55,8 +55,8 @@ async def find_task(
 ) -> Task:
     """Return the task with the given id or title. If a project is given, search only that project.
 
-    If several tasks have the title, prefer those with the given `is_done`, and among these the ones that this run
-    created, because other runs of the user may create tasks at the same time.
+    If several tasks have the title, prefer those with the given `is_done` and, among these, the ones that this run
+    created. Other runs of the user may create tasks at the same time.
 
     Raises:
         ToolError: No task matches, or several tasks do. The message lists them.
@@ -237,7 +237,7 @@ def undo_creation(task: Task) -> Inverse:
 async def once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return the change that the call has already made. If there is none, make the change now."""
+    """Return the change that the call has already made. If there is none, make the change."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier
@@ -273,7 +273,7 @@ def _date(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
-        raise ToolError(f"{text!r} is not a date") from None
+        raise ToolError(f"{text!r} is not a date: use YYYY-MM-DD") from None
 
 
 def _reversible(value: dict[str, Any], inverse: Inverse | None) -> Any:

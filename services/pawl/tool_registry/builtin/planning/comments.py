@@ -84,7 +84,7 @@ def _delete_comment(repository: PostgresPlanRepository) -> Tool[..., Any]:
 
 
 def comments_on(comments: Sequence[Comment], subject_id: str) -> dict[str, Any]:
-    """Return the comments on a task or project as a field, or no field if there are none."""
+    """Return a field with the comments on a task or project, or no field if there are none."""
     shown = [
         {"comment_id": each.comment_id, "text": each.content, "time": each.created}
         for each in comments

@@ -51,7 +51,10 @@ class Comment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """A change made by a call: values before and after it. Removed tasks and comments are only in `..._before`."""
+    """A change made by a call, with the values before and after it.
+
+    Removed tasks and comments are only in `..._before`.
+    """
 
     project_before: Project | None = None
     project_after: Project | None = None

@@ -134,11 +134,11 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
 
     async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
-        """Return the task with the given id, followed by the tasks with this title (ignoring case), newest first."""
+        """Return the task with the given id, followed by the tasks with that title (ignoring case), newest first."""
         return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
     async def task_titles(self, owner: Owner) -> Sequence[str]:
-        """Return up to 500 different titles of the user's tasks, newest first."""
+        """Return up to 500 distinct titles of the user's tasks, newest first."""
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
@@ -191,7 +191,7 @@ class PostgresPlanRepository(DatabaseAdapter):
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
     async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
-        """Remove a task and its subtasks.
+        """Remove a task and, with `with_subtasks`, its subtasks.
 
         Return an empty change if the task does not exist, or if it has subtasks and `with_subtasks` is not set.
         """
@@ -229,7 +229,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Comment(**row) for row in reversed(await self._database.fetch(_COMMENTS, *owner, most))]
 
     async def remove_comment(self, owner: Owner, comment_id: str, content: str, *, idempotency_key: str) -> PlanChange:
-        """Remove a comment. Return an empty change if there is no comment with this content."""
+        """Remove a comment. If there is no comment with this content, return an empty change."""
         async with self._database.transaction() as connection:
             row = await connection.fetchrow(_REMOVE_COMMENT, *owner, comment_id, content)
             if row is None:

@@ -43,7 +43,7 @@ class Page:
 
 
 def read_page(body: bytes, content_type: str, url: str) -> Page:
-    """Return the readable text of an HTML page, or the text itself for other text types.
+    """Return the readable text of an HTML page, or the body itself for other text types.
 
     This can take several seconds of CPU time, so call it in a helper process.
 

@@ -29,9 +29,9 @@ class PostgresCheckpoints(DatabaseAdapter):
     """Stores each call's newest checkpoint. Durable and shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
-        """Return the checkpoint of a restarted call, or None. Earlier attempts can no longer write checkpoints.
+        """Return the checkpoint of a restarted call, or None if there is none.
 
-        Atomic.
+        Earlier attempts can no longer write checkpoints. Atomic.
         """
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content
@@ -40,7 +40,7 @@ class PostgresCheckpoints(DatabaseAdapter):
         """Replace the checkpoint. Return False if the attempt is not the newest, or if the run was erased.
 
         `is_first` means that this attempt has not written a checkpoint yet. If this is also the call's first attempt,
-        it replaces the checkpoint of another first attempt, because neither of them has called `take`.
+        it replaces the checkpoint of another first attempt, since neither has called `take`.
         """
         return bool(await self._database.fetchval(_KEEP, *_columns(writer), content, is_first, urgent=True))
 

@@ -24,7 +24,7 @@ from pawl.values import Outcome
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
 _COMPLETED: Final = "COMPLETED"
-_LAPSED: Final = "the time to complete this call is over"
+_LAPSED: Final = "the deadline for completing this call has passed"
 GONE: Final = "the call has already ended, or was cancelled; the completion was ignored"
 
 # `outcome IS NULL` instead of `ended_at IS NULL`: see `_END` in the journal.
@@ -75,7 +75,10 @@ class PostgresCompletions:
         self._instance_id = instance_id
 
     async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
-        """Store the token of a call, replacing any earlier token. Return False if the call no longer runs here."""
+        """Store the token of a call, replacing any earlier token.
+
+        Return False if the call is no longer running here.
+        """
         data = msgspec.msgpack.encode(terms)
         opened = await self._database.fetchval(
             _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True
@@ -83,9 +86,9 @@ class PostgresCompletions:
         return opened is not None
 
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait up to `seconds` without its tool. Return its state, which may be final. Atomic.
+        """Let a call wait up to `seconds` without its tool. Return the call's state, which may be final. Atomic.
 
-        Return None if the call no longer runs here, or if it has no token with which it could be completed.
+        Return None if the call is no longer running here, or if it has no token with which to complete it.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
@@ -123,7 +126,7 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
-        """Return the completion terms of the call with this token, and whether it is open.
+        """Return the terms for completing the call with this token, and whether the call is still open.
 
         Return None if no call has this token.
         """
@@ -159,7 +162,7 @@ class PostgresCompletions:
         return False
 
     async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the audit entries for unreported ends, each with a flag that is true for a completion.
+        """Return the audit entries for ends that have not been reported. Each has a flag that is True for a completion.
 
         For `_CLAIM_SECONDS`, other replicas cannot claim these ends.
         """

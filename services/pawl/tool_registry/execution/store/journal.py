@@ -128,9 +128,9 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Record that the call is about to run, or return its recorded state.
 
-        Call this only from a process that is not running the call. Atomic: only one of several concurrent callers gets
-        Begun. `unexecuted` contains the tokens of attempts that never ran the tool, because this process did not get an
-        answer from the database. If the call's entry has such a token, the call is safe to run.
+        Call this only from a process that is not running the call. Atomic: Begun is returned to only one of several
+        concurrent callers. `unexecuted` contains the tokens of attempts that never ran the tool because the database
+        did not answer. If the call's entry has such a token, the call is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -171,7 +171,7 @@ class PostgresExecutionJournal:
                 return None
 
     async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return a call's result, HeldElsewhere if another process is running it, or None if it is unknown.
+        """Return a call's result, HeldElsewhere if another process is running it, or None if there is no entry.
 
         Call this only from a process that is not running the call. If the entry has no end and no live process is
         running the call, the outcome is UNKNOWN.
@@ -201,7 +201,7 @@ class PostgresExecutionJournal:
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        """Store the call's answers, including earlier ones, for the process that is running it. Idempotent."""
+        """Store all of the call's answers so far for the process that is running it. Idempotent."""
         await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
@@ -216,7 +216,7 @@ class PostgresExecutionJournal:
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Durably request cancellation of a call. A call that has not started can no longer start.
 
-        Return the same as `find`. For a call that was cancelled before it started, the result is None.
+        Return the same as `find`, or None for a call that was cancelled before it started.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
@@ -241,7 +241,7 @@ class PostgresExecutionJournal:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def read_leases(self) -> None:
-        """Read the leases of other processes. Without regular reads, their expiry is noticed later."""
+        """Read the leases of other processes. If this is not done regularly, expired leases are noticed late."""
         async with self._database.acquire(urgent=True) as connection:
             await self._see(connection)
 
@@ -250,7 +250,10 @@ class PostgresExecutionJournal:
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
-        """Delete old entries, and locks and leases of dead processes. Return the number of ended entries deleted."""
+        """Delete old entries, and the locks and leases of dead processes.
+
+        Return the number of ended entries deleted.
+        """
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)
@@ -270,7 +273,7 @@ class PostgresExecutionJournal:
         row = await connection.fetchrow(_LOCK, *self._reading(call.key))
         if row is None or not row["asker_alive"]:
             # Without a lease, other processes could treat this process as dead.
-            raise DependencyUnavailable("this process has lost its lease; try again")
+            raise DependencyUnavailable("this process has lost its lease: try again later")
         match self._step(row, call, unexecuted):
             case Step.MISMATCH:
                 raise InvalidArguments("this call was already started with another tool or other arguments")
@@ -336,7 +339,7 @@ def _held(row: asyncpg.Record) -> HeldElsewhere:
 
 
 def result_of(row: asyncpg.Record) -> ExecutionResult | None:
-    """Return a call's end, or AWAITING_COMPLETION. Return None while the call's tool is running."""
+    """Return a call's end, or AWAITING_COMPLETION. While the call's tool is running, return None."""
     if row["ended_at"] is None:
         return None if row["awaits_until"] is None else awaiting_completion(row["completion_seconds_left"])
     fields = {name: row[name] for name in RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}

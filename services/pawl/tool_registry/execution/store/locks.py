@@ -22,7 +22,7 @@ def has_lease(instance: str, unrenewed: str, ends: str) -> str:
     """Return an SQL condition that is true while an instance is alive.
 
     The condition is also true if a lease has expired only according to the database clock (see `LeaseWatch`).
-    `unrenewed` and `ends` are the SQL parameters for the result of `LeaseWatch.unrenewed`.
+    `unrenewed` and `ends` are the SQL parameters for the two results of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (
@@ -66,8 +66,8 @@ class PostgresResourceLocks:
 
     A lock lasts no longer than its process's lease.
 
-    Within a process, callers queue, so that at most one caller per key polls the database. If several processes wait,
-    the first one to poll after a release gets the lock.
+    Callers in the same process queue, so that at most one per key polls the database. If several processes wait, the
+    first one to poll after a release gets the lock.
     """
 
     def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:
@@ -79,7 +79,7 @@ class PostgresResourceLocks:
 
     @asynccontextmanager
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
-        """Wait for all keys (sorted, without duplicates) and hold them inside the context.
+        """Wait for all keys (sorted, without duplicates), and hold them inside the context.
 
         Waiting is safe to cancel, but not fair between processes. If the process loses its lease, it also loses the
         locks.

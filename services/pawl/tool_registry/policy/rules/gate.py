@@ -34,7 +34,7 @@ def longest_array(arguments: Mapping[str, JsonValue]) -> int:
 
 
 def may_be_count_path(path: str) -> bool:
-    """Return whether `count_at` can follow a path such as `$.body.orders[*].lines`."""
+    """Return whether a path has the form that `count_at` supports, such as `$.body.orders[*].lines`."""
     return len(path) <= COUNT_PATH_CHARACTERS_MAX and _COUNT_PATH.fullmatch(path) is not None
 
 
@@ -62,8 +62,8 @@ def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
     """Return why a call that affects `items` items needs approval, or an empty string if it needs none.
 
-    Questions to a user are never gated, because the user decides by answering. Delegating to an agent never counts as
-    bulk, because the agent's own calls are gated.
+    Questions to a user are never gated, because the user decides by answering. Delegating to an agent never counts as a
+    bulk call, because the agent's own calls are gated.
     """
     if definition.context is ExecutionContext.HUMAN:
         return ""

@@ -1,7 +1,7 @@
-"""Matches rules' patterns against arguments in bounded time, under every reading that a tool may use for a value.
+"""Matches rules' patterns against arguments in bounded time, in every way that a tool may interpret a value.
 
-`HTTP://Host.:80/a` and `http://host/a` are the same URL. A DENY or ASK rule applies if any reading of a value matches.
-An ALLOW rule applies only if all readings match.
+`HTTP://Host.:80/a` and `http://host/a` are the same URL. Each interpretation of a value is called a reading. A DENY or
+ASK rule applies if any reading matches. An ALLOW rule applies only if all readings match.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TooMuchToMatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """A declaration that an argument also acts as another tool's argument.
+    """Declares that an argument also acts as an argument of another tool.
 
     For example, moving a file also reads and deletes it.
     """
@@ -108,7 +108,7 @@ def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return the calls that `x-pawl-acts-as` declares equivalent.
+    """Return the acts that a schema declares with `x-pawl-acts-as`.
 
     `read_file.path/*` covers everything below the path.
     """
@@ -164,7 +164,7 @@ def _whole(value: JsonValue) -> JsonValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPattern:
-    """A pattern for a top-level argument, which must equal a value (`canonical_value`) or match `glob`."""
+    """A pattern for a top-level argument, which must have the canonical value `equals` or match `glob`."""
 
     argument: str
     equals: bytes | None = None
@@ -173,15 +173,15 @@ class ArgumentPattern:
 
 @dataclass(slots=True)
 class Work:
-    """The remaining budget of comparison steps."""
+    """The number of comparison steps that are left."""
 
     left: int = WORK_MAX
 
     def spend(self, steps: int) -> None:
-        """Subtract steps from the budget.
+        """Subtract steps from those that are left.
 
         Raises:
-            TooMuchToMatch: The budget is exhausted.
+            TooMuchToMatch: Too few steps are left.
         """
         self.left -= steps
         if self.left < 0:
@@ -207,7 +207,7 @@ class Matching:
     def meets(self, pattern: ArgumentPattern, *, strictly: bool) -> bool:
         """Return whether the argument exists and matches. For an array, one matching item is enough.
 
-        With `strictly`, there must be at least one item, and every item must match in all readings.
+        With `strictly`, there must be at least one item, and every item must match in all its readings.
         """
         self.work.spend(1)
         if pattern.argument not in self.arguments:
@@ -345,7 +345,7 @@ def _path(plain: str, *, root: str = "") -> str:
 
 
 def _plain_glob(glob: str, kind: ArgumentKind) -> str:
-    """Normalize a glob so that it can match normalized readings."""
+    """Normalize a glob in the same way as the readings that it is to match."""
     plain = _plain(glob)
     if kind is ArgumentKind.EMAIL:
         return plain.lower()

@@ -1,8 +1,8 @@
-"""Selection of the rule that applies to a call. Rules are decisions that users made in advance.
+"""Selects the rule that applies to a call. Rules are decisions that users have made in advance.
 
-DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow. It applies only to the tool version that existed
-when it was created, and covers bulk calls only if it explicitly includes them. An ALLOW that names several tools covers
-destructive calls only if it explicitly includes them.
+DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW applies only to the tool version that existed when it was
+created, and covers bulk calls only if it explicitly includes them. An ALLOW that names several tools covers destructive
+calls only if it explicitly includes them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """Attributes of a call that rules are matched against."""
+    """Attributes of a call against which rules are matched."""
 
     user_id: UserId
     conversation_id: ConversationId
@@ -142,7 +142,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     """Return the rule that decides on a call, or None if no rule applies.
 
     Among rules with the same effect, the rule with the narrowest scope applies, and among those the newest. A broad
-    rule's uses are therefore not spent where a narrow rule applies.
+    rule's uses are therefore not spent on calls to which a narrow rule applies.
 
     Raises:
         TooMuchToMatch: Matching the rules and arguments would take too many steps.
@@ -160,7 +160,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call once for each tool that it acts as, in the form that rules for that tool expect."""
+    """Yield the call once for each tool that it acts as, in the form in which rules for that tool expect it."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -274,7 +274,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 
 
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
-    """Check the limits on rules in force. Rules of users do not count towards the limit on store-wide rules.
+    """Check the limits on rules in force. Users' rules do not count towards the limit on store-wide rules.
 
     The arguments count the rules in force: store-wide rules, all users' rules, and the author's own rules.
 

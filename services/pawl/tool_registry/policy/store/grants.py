@@ -34,7 +34,7 @@ class PostgresGrantUses(DatabaseAdapter):
     """Stores the calls that started under series grants. Durable and shared by all replicas."""
 
     async def use(self, store_id: StoreId, digest: str, call_id: CallId, *, uses_max: int) -> bool:
-        """Count a call once if the grant has uses left. Return whether the call is counted. Atomic."""
+        """Count a call once if the grant has uses left. Return whether the call has been counted. Atomic."""
         async with self._database.acquire() as connection:
             while not await connection.fetchval(_USE, store_id, digest, call_id, uses_max):
                 if await connection.fetchval(_IS_COUNTED, store_id, digest, call_id):
@@ -45,5 +45,5 @@ class PostgresGrantUses(DatabaseAdapter):
         return True
 
     async def forget(self) -> None:
-        """Delete the uses of grants that have not been used for 30 days."""
+        """Delete the uses of grants that were last used more than 30 days ago."""
         await self._database.execute(_FORGET)

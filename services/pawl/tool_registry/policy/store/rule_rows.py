@@ -127,11 +127,6 @@ class PostgresRuleRepository(DatabaseAdapter):
         return _rule(row)
 
     async def check_room(self, rule: Rule, within: Connection | None = None) -> None:
-        """Check the limits on rules in force.
-
-        Raises:
-            InvalidField: A limit is reached.
-        """
         (counts,) = await (within or self._database).fetch(_COUNT, rule.store_id, rule.user_id)
         check_room(rule, **dict(counts))
 
@@ -165,7 +160,10 @@ class PostgresRuleRepository(DatabaseAdapter):
     async def list(
         self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return the user's and the store's rules by descending id. If `user_id` is empty, return all rules."""
+        """Return the user's and the store's rules in descending order of id.
+
+        If `user_id` is empty, return all rules.
+        """
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
@@ -178,7 +176,7 @@ class PostgresRuleRepository(DatabaseAdapter):
             return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def has_allowed(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
-        """Return whether the rule allowed the call and is neither revoked nor expired."""
+        """Return whether the rule has allowed the call and is neither revoked nor expired."""
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:

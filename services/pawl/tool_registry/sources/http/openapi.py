@@ -72,11 +72,6 @@ def read_operations(document: Document, source_name: str, config: OpenApiConfig)
 
 
 def chosen_operations(document: Document, operation_ids: Collection[str]) -> list[Operation]:
-    """Return the operations with these ids, or all operations if `operation_ids` is empty.
-
-    Raises:
-        UnusableDocument: The document has no operations, has too many, or lacks a chosen operation.
-    """
     chosen: list[Operation] = []
     missing = dict.fromkeys(operation_ids)
     for operation in _operations(document):
@@ -128,7 +123,7 @@ def _tool(document: Document, name: str, config: OpenApiConfig, operation: Opera
     )
     if not _PATH.fullmatch(operation.path):
         # Without a leading slash, it would become part of the host.
-        raise UnusableDocument("its path is invalid")
+        raise UnusableDocument("its path does not have the form /path or /path?query")
     gaps = set(PLACEHOLDER.findall(operation.path))
     if gaps - {placement.name for placement in arguments.placements if placement.place == "path"}:
         raise UnusableDocument("a placeholder in the path has no parameter")
@@ -254,7 +249,7 @@ class _Arguments:
             self._required.append(BODY)
 
     def _form(self, value: Any, encoding: Any) -> Any:
-        """Return a form's schema without its files, and record how its fields are encoded."""
+        """Return the schema of a form without its files, and record how its fields are encoded."""
         for name, given in encoding.items() if isinstance(encoding, Mapping) else ():
             if isinstance(given, Mapping) and ("style" in given or _JSON.fullmatch(str(given.get("contentType", "")))):
                 style = str(given.get("style", "form"))

@@ -1,4 +1,4 @@
-"""Extracts the tools from an OpenAPI document, or reduces the document to the part that they need.
+"""Extracts the tools from an OpenAPI document, or reduces the document to the parts that they need.
 
 Runs in a helper process.
 """

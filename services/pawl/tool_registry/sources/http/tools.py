@@ -63,7 +63,7 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source in its stored form. An oversized document is reduced to its chosen operations."""
+        """Return the source in its stored form, with an oversized document reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:
@@ -172,7 +172,7 @@ class HttpTools:
 def _check_origin(url: str, document_url: str) -> None:
     """Check that all servers in a fetched document have the same origin as the document.
 
-    The store's admin provided only the document's URL, and the document's author must not determine where secrets are
+    The store's admin provided only the document's URL, so the document's author must not determine where secrets are
     sent.
     """
     server, asked = read_target(url), read_target(document_url)

@@ -1,4 +1,4 @@
-"""Failures of an attempt at an MCP call, and whether the call is retried."""
+"""Failures of attempts at MCP calls, and whether the call is retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of MCP tools. A call runs only while the server's description of the tool is the approved one."""
+"""Calls of MCP tools. A call runs only if the server's description of the tool is still the approved one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 class Calls:
     """Makes calls over connections that stay open.
 
-    If the server dies during a call, the call is retried if it is READ_ONLY or IDEMPOTENT or never ran. Otherwise, its
+    A call during which the server dies is retried if it is READ_ONLY or IDEMPOTENT, or if it never ran. Otherwise, its
     outcome is unknown.
     """
 

@@ -46,20 +46,25 @@ def _check_stdio(config: McpStdioConfig) -> None:
     require(
         all(map(_is_argument, config.command)),
         f"{where}.command",
-        f"items must not contain NUL or exceed {_TEXT_CHARACTERS_MAX} characters",
+        f"items must have at most {_TEXT_CHARACTERS_MAX} characters, none of them NUL",
     )
     require(bool(config.command[0].strip()), f"{where}.command", "must start with a program")
     for field, names in (("environment", config.environment), ("secret_environment", config.secret_environment)):
-        holds = len(names) <= _ENTRIES_MAX and all(_is_variable(name, value) for name, value in names.items())
-        require(holds, f"{where}.{field}", f"must have at most {_ENTRIES_MAX} variables, without NUL")
+        require(len(names) <= _ENTRIES_MAX, f"{where}.{field}", f"must have at most {_ENTRIES_MAX} variables")
+        require(
+            all(_is_variable(name, value) for name, value in names.items()),
+            f"{where}.{field}",
+            "has a variable whose name or value is not allowed",
+        )
     for field, paths in (("readable_paths", config.readable_paths), ("writable_paths", config.writable_paths)):
-        holds = len(paths) <= _ENTRIES_MAX and all(_is_argument(path) and _is_absolute(path) for path in paths)
-        require(holds, f"{where}.{field}", f"must have at most {_ENTRIES_MAX} absolute paths, without ..")
+        require(len(paths) <= _ENTRIES_MAX, f"{where}.{field}", f"must have at most {_ENTRIES_MAX} paths")
+        holds = all(_is_argument(path) and _is_absolute(path) for path in paths)
+        require(holds, f"{where}.{field}", "must contain only absolute paths without ..")
     memory, processes = config.memory_bytes_max, config.processes_max
     require(
         not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"must be at least {_MEMORY_BYTES_MIN}"
     )
-    require(memory < 2**62, f"{where}.memory_bytes_max", "must be below 2**62")
+    require(memory < 2**62, f"{where}.memory_bytes_max", "must be less than 2^62")
     require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"must be at most {_PROCESSES_MAX}")
 
 

@@ -1,4 +1,7 @@
-"""Connections of all sources. Each user of a source has one, which is opened on demand and stays open."""
+"""Connections of all sources.
+
+Each user of a source has a connection of their own, which is opened on demand and stays open.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ Fingerprint: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
 
 @dataclass(slots=True, kw_only=True)
 class SourceConnections:
-    """Connections of one source, by user. A connection that all users share has the key None."""
+    """Connections of one source, by user. The key None is for a connection that all users share."""
 
     fingerprint: Fingerprint
     clock: Clock
@@ -49,7 +52,7 @@ class SourceConnections:
     failures: int = 0
 
     def recover(self) -> None:
-        """End the back-off, because the server has just responded."""
+        """End the back-off after the server has responded."""
         self.problem, self.not_before, self.failures = "", 0.0, 0
 
     def ended(self, owner: UserId | None, session: Session) -> None:
@@ -71,7 +74,7 @@ class Connections:
     """Connections to MCP servers.
 
     A connection is closed when it has been idle for `idle_seconds`, when its source changes, and at shutdown. If a call
-    times out while its connection is being opened, opening continues.
+    times out while its connection is being opened, the connection continues to open.
     """
 
     def __init__(
@@ -175,7 +178,7 @@ class Connections:
         return lambda wire: stdio_transport(order, name=name, secrets=secrets, wire=wire, clock=self._clock)
 
     def make_room(self, store_id: StoreId) -> None:
-        """If the store or the replica has reached its limit, close the connection that has been idle longest.
+        """If the store or this replica has reached its limit, close the connection that has been idle longest.
 
         Raises:
             SourceUnreachable: All these connections are in use.
@@ -191,7 +194,7 @@ class Connections:
                 idle = [session for session in found if not session.is_busy]
                 if not idle:
                     raise SourceUnreachable(
-                        f"{most} connections{owner_text} are in use, which is the limit; try again later"
+                        f"{most} connections{owner_text} are in use, which is the limit: try again later"
                     )
                 self._close([min(idle, key=lambda session: session.used_at)])
                 return

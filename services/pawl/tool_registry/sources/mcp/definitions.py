@@ -86,7 +86,7 @@ async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[
 
 
 def discovered(source_name: str, tools: Mapping[str, Described]) -> list[DiscoveredTool]:
-    """Return definitions of a server's tools, with cautious categories and effects."""
+    """Return definitions of a server's tools, with cautious categories and effect classes."""
     names = registered_names(source_name, tools.keys())
     return [_discovered(names[own_name], own_name, tool) for own_name, tool in tools.items()]
 

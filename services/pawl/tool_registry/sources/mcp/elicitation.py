@@ -49,7 +49,10 @@ class InvalidAnswer(Exception):
 
 
 class Reader:
-    """A parser for the answers of one store. Slow answers are parsed in a helper process with limits."""
+    """A parser for the answers of one store.
+
+    Answers that are slow to parse are parsed in a helper process, which has limits.
+    """
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
@@ -91,10 +94,10 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a user a server's question, and return the response to the server.
+    """Ask a user the server's question, and return the response to the server.
 
     If the first answer does not match, the question is asked once more. The response is `decline` if the user does not
-    answer, or if the second answer does not match either. The function is deterministic, so that a call can run again
+    answer, or if the second answer does not match either. The function is deterministic, so that a call can be repeated
     with the answers that it already has.
 
     Raises:

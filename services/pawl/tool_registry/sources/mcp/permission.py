@@ -1,4 +1,4 @@
-"""Rules about programs that may be started, and about paths that no program may access."""
+"""The programs that may be started, and the paths that no program may access."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESS
 class Programs:
     """The deployment's rules for programs.
 
-    Without `rules`, stores may start any program, which is meant for single-user machines. A program for which no
-    folders are listed can then read everything that the user can read. Confined programs may never access `private`
-    paths.
+    Without `rules`, which is meant for single-user machines, stores may start any program. A program for which no
+    folders are listed can then read everything that the machine's user can read. Confined programs may never access
+    `private` paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
@@ -56,7 +56,7 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules by store. `*` has the rules for all other stores. The result is empty if there is no file.
+    """Return the rules by store. Those under `*` are for all other stores. The result is empty if `path` is None.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

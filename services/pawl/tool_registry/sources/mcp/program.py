@@ -92,7 +92,7 @@ class ServerProgram:
     async def end_reason(self, *, with_output: bool = True) -> str:
         """Return a human-readable reason why the program ended. Call this only after the program's output has ended.
 
-        With `with_output`, the reason includes the last output line that mentions an error or, if there is none, the
+        With `with_output`, the reason includes the last line of output that mentions an error or, if none does, the
         last line.
         """
         problem = ""
@@ -128,7 +128,7 @@ class ServerProgram:
         return hide(self._secrets, problem)
 
     async def _log_stderr(self) -> None:
-        """Log the first lines, truncated. Continue reading after that, so that the program never blocks."""
+        """Log the first lines, truncated. Keep reading, so that the program never blocks."""
         lines, rest = 0, b""
         while data := await self._stderr.read(_STDERR_BYTES):
             *whole, rest = (rest + data).split(b"\n")

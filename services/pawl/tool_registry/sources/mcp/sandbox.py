@@ -293,7 +293,7 @@ def _refuse_inside(path: str, private: Sequence[str]) -> None:
 
 
 def _allow_except(rules: int, path: str, rights: int, private: Sequence[str], *, must_exist: bool = False) -> None:
-    """Allow access to a file, or to a folder with its current contents, except for private paths.
+    """Allow access to a file or folder, except for private paths. For a folder, this covers its current contents.
 
     Landlock does not support exceptions. In a folder that contains a private path, all other entries are therefore
     allowed individually, and the folder itself can only be listed.

@@ -56,8 +56,8 @@ _log = logs.get_logger(__name__)
 class Session:
     """A connection that opens immediately, and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
-    It serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the server can
-    ask questions only in its responses to calls, because other questions do not identify their call.
+    A connection serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the
+    server can ask questions only in its responses to calls, because other questions do not identify their call.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """True while the connection is being opened, or while calls can be made."""
+        """True while the connection is being opened, and as long as calls can be made."""
         return not self._task.done() and not self._is_stopped and not self._wire.problem
 
     @property
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """The reason why the connection broke or could not be opened, or an empty string if neither happened."""
+        """The reason why the connection broke or could not be opened. Empty if neither has happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -122,7 +122,7 @@ class Session:
             self._wire.news.set()
 
     async def opened(self) -> None:
-        """Wait until calls can be made. Safe to cancel, because the connection continues to open.
+        """Wait until calls can be made. If this is cancelled, the connection continues to open.
 
         Raises:
             SourceUnreachable: The connection cannot be opened. The message contains the reason.
@@ -161,8 +161,8 @@ class Session:
     async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
         """Call a tool. The server can ask the user during the call.
 
-        Cancelling this also cancels the call on the server. There is no timeout here, because a call's clock stops
-        while the user is being asked.
+        Cancelling this also cancels the call on the server. There is no timeout here, because the time during which the
+        user is being asked does not count.
 
         Raises:
             Lost: The connection ended.
@@ -291,7 +291,7 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask during the most recent call, because the protocol does not state to which call a question belongs.
+        """Ask the user of the most recent call, because the protocol does not state to which call a question belongs.
 
         A question is declined if it could appear in the wrong conversation, which other users may be able to read.
         """
@@ -320,7 +320,7 @@ class Session:
                 text = f"it cannot be reached: {failed.strerror or type(failed).__name__}"
             case other:
                 _log.error("mcp.session_failed", source=self._name, error=type(other).__name__)
-                text = f"it answers incorrectly ({type(other).__name__})"
+                text = f"it responds incorrectly ({type(other).__name__})"
         return hide(self._secrets, text)[:_MESSAGE_CHARACTERS_MAX]
 
 

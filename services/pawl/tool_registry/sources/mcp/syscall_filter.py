@@ -1,9 +1,9 @@
 """Builds the seccomp filter that refuses certain system calls of confined programs.
 
-Landlock does not restrict Unix sockets with a path. Any process that can write to the file can connect. Some of these
-sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot read the
-address, because it is in the program's memory. The program therefore gets no Unix sockets at all, except socket pairs,
-which programs create for their children.
+Landlock does not restrict Unix sockets with a path. Any process that can write to the socket's file can connect. Some
+of these sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot
+read the address of a connection, because it is in the program's memory. The program therefore gets no Unix sockets at
+all, except socket pairs, which programs create for their children.
 
 Landlock does not restrict limits and priorities either. A process that can set them for another process of the same
 user can kill that process (with a limit of one second of CPU time) or stall it. A program may therefore set only its
@@ -74,7 +74,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
 
     The filter refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which
     can create sockets unnoticed by the filter; setting other processes' limits, priorities and CPU affinity; and
-    keyrings. Code for another architecture is killed at its first call, because its calls have other numbers.
+    keyrings. Code for another architecture is killed at its first call, because its calls have different numbers.
     """
     known = _MACHINES.get(machine)
     if known is None:

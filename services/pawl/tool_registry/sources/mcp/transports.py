@@ -48,7 +48,7 @@ _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """The state of a transport. `problem` is empty while the transport works, and after an intended end."""
+    """The state of a transport. `problem` is empty while the transport works, and after it was ended on purpose."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -89,7 +89,7 @@ class RateLimit:
 
 
 def parse_cost(data: bytes, messages: int) -> int:
-    """Return the cost of parsing a server's data, as the number of plain-text bytes that would cost the same."""
+    """Return the cost of parsing a server's data, in bytes of plain text that would cost the same."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights
@@ -190,7 +190,7 @@ async def _write(
 async def http_transport(
     client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Return the streams to a server. `client` is closed on exit.
+    """Return the streams to and from a server. `client` is closed on exit.
 
     Headers are sent only to the origin of `url`, because the transport does not follow redirects to other origins.
     """
@@ -226,7 +226,7 @@ async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None
 
 
 async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
-    """Limit a body's size and brackets.
+    """Limit the size of a body and the number of its brackets.
 
     In a stream, limit the brackets of each event. The package limits event sizes.
     """
@@ -239,7 +239,10 @@ async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Respon
 
 
 async def _note_status(wire: Wire, response: httpx2.Response) -> None:
-    """Record that the server does not know the session or refuses requests. The package forwards only the body."""
+    """Record that the server does not know the session or refuses requests.
+
+    The `mcp` package forwards only the body.
+    """
     status, request = response.status_code, response.request
     if status == httpx2.codes.NOT_FOUND and request.method == "POST" and _SESSION_ID in request.headers:
         if _NO_SUCH_METHOD not in await response.aread():
@@ -255,7 +258,7 @@ class _Message(msgspec.Struct):
 
 
 async def _check_id(wire: Wire, response: httpx2.Response) -> None:
-    """Reject a JSON response that lacks the request's id. The package would wait for the right id forever."""
+    """Reject a JSON response that lacks the request's id. The `mcp` package would wait for the right id forever."""
     is_json = response.headers.get("content-type", "").lower().startswith("application/json")
     if response.request.method != "POST" or not response.is_success or not is_json:
         return

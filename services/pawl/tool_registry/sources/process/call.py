@@ -77,7 +77,7 @@ class CallProcess:
 
     @classmethod
     async def start(cls, *, shows_output: bool) -> Self:
-        """Start a process with the same sys.path and environment, but without the registry's settings.
+        """Start a process with the sys.path and environment of this process, but without the registry's settings.
 
         Raises:
             OSError: The system cannot start another process.
@@ -110,7 +110,7 @@ class CallProcess:
     async def converse(self, call: Call, context: ToolContext) -> Answer | None:
         """Run the call and return its answer, or None if the process ended without an answer.
 
-        Safe to cancel: the tool is notified and has half a second to finish.
+        If this is cancelled, the tool is notified and has half a second to finish.
 
         Raises:
             GarbledMessage: The tool wrote to the channel.

@@ -1,4 +1,4 @@
-"""The code of the process of one call: a guard, and a worker in its own process group that runs the tool.
+"""The code of the process for one call: a guard, and a worker in its own process group, which runs the tool.
 
 The guard forks the worker while it has only one thread and no user data, and never runs tool code itself. Once the
 worker has ended or the registry has closed the control socket (or died), the guard kills all the worker's descendants.
@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def _warm_up(times: int = 1) -> None:
-    """Create a tool in advance. The first tool takes a hundred times as long as later ones."""
+    """Create a tool in advance, because the first one takes a hundred times as long as later ones."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
-    """Close all inherited file descriptors except these. Their number depends on the registry's event loop."""
+    """Close all inherited file descriptors except these. How many there are depends on the registry's event loop."""
     first = 3
     for number in (*sorted(numbers), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)

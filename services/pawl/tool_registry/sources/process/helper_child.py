@@ -1,4 +1,4 @@
-"""The code of a helper process, which applies registry functions to untrusted data within limits."""
+"""The code of a helper process, which applies the registry's functions to untrusted data within limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NICENESS: Final = 5
 
 
 def main() -> None:
-    """Read requests from standard input and write answers to standard output, until the registry closes the input."""
+    """Read requests from standard input and write answers to standard output, until standard input is closed."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -41,9 +41,9 @@ def _read(requests: BinaryIO) -> bytes:
 
 
 def _answer(request: bytes) -> bytes:
-    """Return the CPU time used, and the function's value or exception.
+    """Return the CPU time used, and the function's value or the exception that it raised.
 
-    If the CPU limit is exceeded, the resulting signal is not caught and ends the process.
+    The signal for exceeding the CPU limit is not caught and ends the process.
     """
     function, arguments, cpu_seconds = pickle.loads(request)  # noqa: S301  # from the registry that started it
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)

@@ -53,8 +53,8 @@ class Helpers:
     """Implements the Helper port with processes that run the registry's own code, one job at a time each.
 
     A store can run one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow
-    ones, always leave one process free. Therefore, a store never waits for another store's data, and a call never waits
-    for a web page. If a job's caller has left, the job still runs until it ends or reaches its CPU limit.
+    ones, always leave one process free. A store therefore never waits for another store's data, and a call never waits
+    for a web page. A job whose caller has left still runs until it ends or reaches its CPU limit.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -80,7 +80,7 @@ class Helpers:
         turn = self._turns.get((store_id, is_long), _Turn())
         request = pickle.dumps((function, arguments, cpu_seconds))
         if turn.waiting >= WAITING_MAX or turn.waiting_bytes + len(request) > WAITING_BYTES_MAX:
-            raise Overloaded("too many checks for this store are waiting; try again later")
+            raise Overloaded("too many checks for this store are waiting: try again later")
         self._turns[store_id, is_long] = turn
         turn.waiting += 1
         turn.waiting_bytes += len(request)
@@ -124,7 +124,7 @@ class Helpers:
                 # The CPU limit would have ended a costly job, so the machine gave this one no CPU time.
                 await process.end()
                 self._note_slow(store_id, is_long=is_long)
-                raise DependencyUnavailable("the machine is too busy to check this; try again later") from None
+                raise DependencyUnavailable("the machine is too busy to check this: try again later") from None
             except BaseException:
                 await shield(process.end())
                 raise
@@ -133,7 +133,7 @@ class Helpers:
             status = await process.end()
             _log.warning("helper.ended", store=store_id, status=status)
             if is_new and status > 0 and status not in _LIMITS:
-                raise DependencyUnavailable("cannot start a process to check this; try again later")
+                raise DependencyUnavailable("cannot start a process to check this: try again later")
             if is_new or status in _LIMITS:
                 self._note_slow(store_id, is_long=is_long)
                 raise TooCostly
@@ -151,7 +151,7 @@ class _Process:
 
     @classmethod
     async def start(cls) -> Self:
-        """Start a helper.
+        """Start a helper process.
 
         Raises:
             DependencyUnavailable: This machine cannot start another process.
@@ -160,7 +160,7 @@ class _Process:
             process = await spawn("helper_child", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
         except OSError as error:
             _log.error("helper.not_started", error=error.strerror)
-            raise DependencyUnavailable("cannot start a process to check this; try again later") from None
+            raise DependencyUnavailable("cannot start a process to check this: try again later") from None
         return cls(process)
 
     async def ask(self, request: bytes, seconds: float) -> bytes | None:

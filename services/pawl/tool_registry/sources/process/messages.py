@@ -1,4 +1,4 @@
-"""Messages between the registry and a call's process. A message is a four-byte length and MessagePack."""
+"""Messages between the registry and a call's process. A message consists of a four-byte length and MessagePack data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A request to run this call. It is always the first message, and is sent only once."""
+    """A request to run a call. It is the first message, and is sent only once."""
 
     import_name: str
     # The folder of tools that contains the module. Empty for an installed module.
@@ -60,14 +60,14 @@ class ReportProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The value that the tool returned, as JSON. Always the last message."""
+    """The value that the tool returned, as JSON. This is always the last message."""
 
     content: bytes
     inverse: InverseCall | None = None
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The reason why the tool did not return a value. Always the last message.
+    """The reason why the tool did not return a value. This is always the last message.
 
     `text` depends on `kind`: the text of a ToolError (TOLD), the reason why the value is not JSON (NOT_JSON), the
     number of bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).

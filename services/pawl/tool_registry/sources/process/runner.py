@@ -38,8 +38,8 @@ class ProcessRunner:
     """Runs tools' functions, in a fresh process if a tool requires it, and otherwise with `others`.
 
     At most `processes_max` calls run in processes at the same time. After the first call, one idle process is always
-    ready for the next call. When a call ends, its process and all descendants are killed. Like any program of the same
-    user, a tool can still affect other processes.
+    ready for the next call. When a call ends, its process and all descendants are killed. Like any program that runs as
+    the same user, a tool can still affect other processes.
     """
 
     def __init__(self, others: PythonRunner, *, processes_max: int, shows_output: bool = False) -> None:

@@ -60,7 +60,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 def run_worker(channel: socket.socket) -> None:
-    """Run the single call that arrives over `channel`, send its answer and exit."""
+    """Run the only call that arrives over `channel`, send its answer and exit."""
     messages = channel.makefile("rb")
     call = receive(messages)
     if isinstance(call, Call):
@@ -74,7 +74,7 @@ def run_worker(channel: socket.socket) -> None:
 
 
 class _RegistryLine:
-    """The connection to the registry, which the tool's threads use."""
+    """The connection to the registry that the tool's threads use."""
 
     def __init__(self, channel: socket.socket, messages: BinaryIO) -> None:
         self._channel = channel
@@ -91,7 +91,7 @@ class _RegistryLine:
             threading.Thread(target=target, daemon=True).start()
 
     def progress(self, fraction: float | None, message: str) -> None:
-        """Schedule progress to be sent. Only the newest report counts."""
+        """Schedule the progress to be sent. Only the newest report counts."""
         self._newest = ReportProgress(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
@@ -100,7 +100,7 @@ class _RegistryLine:
         return value
 
     def save(self, content: bytes) -> Future[None]:
-        """Save a checkpoint. The future is done once the registry has stored it."""
+        """Save a checkpoint. The future completes once the registry has stored the checkpoint."""
         return self._ask(SaveCheckpoint(content=content))
 
     def _ask(self, request: GetSecret | SaveCheckpoint) -> Future[Any]:
@@ -153,7 +153,7 @@ def _settle(asked: Future[Any], answer: Answered) -> None:
 
 
 def _limit(call: Call) -> None:
-    """Set this process's kernel limits. The memory limit applies from now on, before any tool code is loaded."""
+    """Set this process's kernel limits. The memory limit applies immediately, before any tool code is loaded."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
     if _STATM.exists():
@@ -172,7 +172,7 @@ def _set_limit(kind: int, soft: int, reserve: int = 0) -> None:
 
 
 def _use_reserve() -> None:
-    """Raise the soft limits to the hard ones, so that the worker can report that a limit was reached."""
+    """Raise the soft limits to the hard limits, so that the worker can still report that it reached a limit."""
     for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(kind)
         with contextlib.suppress(OSError, ValueError):

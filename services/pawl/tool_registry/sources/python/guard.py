@@ -1,6 +1,6 @@
 """The guard of a program. It forks the program, waits for it, and kills all its descendants.
 
-This module imports only the standard library, because processes that run guards have nothing else.
+This module imports only the standard library, because nothing else is available to the processes that run guards.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Guard:
     ) -> str:
         """Wait until the child has ended, the peer has closed `control`, or `check` returns a problem.
 
-        `check` runs at least every `tick_seconds`. Return its problem, or an empty string.
+        `check` runs at least every `tick_seconds`. Return the problem, or an empty string if there was none.
         """
         poll = select.poll()
         poll.register(control, select.POLLIN)
@@ -96,7 +96,10 @@ class Guard:
         return ""
 
     def end(self, *, grace_seconds: float = 0.0) -> int:
-        """Kill the child and all its descendants, after an optional SIGTERM. Return the child's status."""
+        """Kill the child and all its descendants. If `grace_seconds` is positive, send SIGTERM first.
+
+        Return the child's status.
+        """
         started = time.monotonic()
         if not self._child:
             return 0
@@ -110,7 +113,7 @@ class Guard:
         return self._status or 0
 
     def _reap(self) -> bool:
-        """Reap processes that have ended. Return whether any others are left."""
+        """Reap the processes that have ended. Return whether there are any others."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Loads modules that contain tools. A folder becomes a package whose name no installed module has."""
+"""Loads modules that contain tools. A folder becomes a package with a name that no installed module has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return a folder's package, and the error that its `__init__.py` raised, or None.
+    """Return a folder's package, and the error that its `__init__.py` raised (if any).
 
     The package has the same name in every process. If `__init__.py` fails, the package is empty, so that the modules
     next to it can still be imported.
@@ -132,9 +132,10 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
     """Import `entries`, and yield every module that contains tools or fails to load.
 
     An entry is a module, a package (all its modules, at any depth), a file, or a folder (every module and package in
-    it). A path with a slash, or a directory that is not a package, is a folder. Modules whose names start with an
-    underscore or a dot are not loaded directly, but others may import them. Folders are imported under unique package
-    names. They never shadow an installed module, and their modules import each other with `from . import other`.
+    it). An entry with a slash, or with the path of a directory that is not a package, is a folder. Modules whose names
+    start with an underscore or a dot are not loaded directly, but others may import them. Folders are imported under
+    unique package names. They never shadow an installed module, and their modules import each other with `from . import
+    other`.
 
     Errors raised by a module's own code are caught, so that a broken module does not affect others. A tool that is
     found in several modules belongs to the first of them.

@@ -27,13 +27,13 @@ class TakesTooLong(Exception):
 
 
 class ToolCrashed(Exception):
-    """Raised when a tool tries to exit the process or to cancel itself, instead of raising an Exception."""
+    """Raised when a tool does not raise an Exception, but tries to exit the process or to cancel itself."""
 
 
 class Threads:
     """A thread pool for one event loop. It grows to the peak number of concurrent jobs.
 
-    The threads are daemons. A thread that is busy when `close` is called ends after its job.
+    The threads are daemons. A thread that is busy when `close` is called finishes its job first.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class PythonRunner:
 
     A thread cannot be stopped from outside. If its call is cancelled, the tool's context reports this, and the thread
     counts as busy until its function returns. The threads are daemons. The deployment's async tools share an event loop
-    that is separate from the registry's loop. A tool that blocks this loop delays the other tools.
+    that is separate from the registry's. A tool that blocks this loop delays the other async tools.
     """
 
     def __init__(self, *, threads_max: int) -> None:
@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 class PythonWork:
-    """A running tool. `task` ends together with the tool. It is cancelled if the tool ended with CancelledError."""
+    """A running tool. `task` ends when the tool does. If the tool ended with CancelledError, the task is cancelled."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance

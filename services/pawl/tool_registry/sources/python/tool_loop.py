@@ -85,7 +85,7 @@ class ToolLoop:
         return call
 
     def close(self) -> None:
-        """Cancel running calls and end the thread. Do not wait for a function that blocks."""
+        """Cancel the running calls and end the thread. Do not wait for a function that blocks the loop."""
         for task in self._watching:
             task.cancel()
         if self._loop is not None:
@@ -118,7 +118,7 @@ class ToolLoop:
 
 
 def _start(call: LoopCall, function: Callable[[], Awaitable[Any]], caller: asyncio.AbstractEventLoop) -> None:
-    """Start a call. Runs on the tools' event loop."""
+    """Start a call on the tools' event loop, which must be the running loop."""
 
     def end(task: asyncio.Task[Any]) -> None:
         with suppress(RuntimeError):  # The loop is closed.

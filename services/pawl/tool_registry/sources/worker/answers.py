@@ -55,7 +55,7 @@ def check_frame(frame: pb.AttachWorkerRequest) -> None:
     """
     kind = frame.WhichOneof("frame")
     if kind is None:
-        raise InvalidField("frame is empty or of an unknown kind", field="frame")
+        raise InvalidField("the frame is empty or of an unknown kind", field="frame")
     if kind in {"progress", "checkpoint", "result"}:
         content = getattr(frame, kind)
         check_id(content.call_id, f"{kind}.call_id")
@@ -74,7 +74,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON, or "" if it is invalid, which does not end the stream."""
+    """Return a checkpoint as canonical JSON. If it is invalid, return "", because this must not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -82,9 +82,9 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the size at which it is stored.
+    """Truncate a result to the size at which it can be stored.
 
-    Content over the limit is one byte longer than the limit, as a mark.
+    Content that exceeded the limit is left one byte longer than the limit, to mark it.
     """
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
@@ -118,7 +118,7 @@ def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 
 
 def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
-    """Return a worker's finding about an earlier execution. Raise ToolError if it cannot be passed on."""
+    """Return a worker's finding about an earlier execution. Raise ToolError if the finding cannot be passed on."""
     match result.WhichOneof("outcome"):
         case "content_json":
             return happened(_parsed(entry, result))

@@ -1,4 +1,4 @@
-"""A call to a remote worker, from the point of view of the execution that sent it."""
+"""A call to a remote worker, as seen by the execution that sent it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ T = TypeVar("T")
 class PendingCall:
     """Waits for a call's answer, and handles the loss of workers.
 
-    `news` is set when the call may have changed, and at every poll while the call's worker appears lost. After
-    `silence_seconds`, the worker is treated as lost.
+    `news` is set when the call may have changed and, while its worker appears lost, at every poll. After
+    `silence_seconds`, such a worker is treated as lost.
     """
 
     def __init__(
@@ -73,13 +73,12 @@ class PendingCall:
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
         """Write the call to the database and return the worker's answer.
 
-        Safe to cancel: this asks the worker to stop, and returns once it has stopped. If another process continues the
-        call, the worker does not stop.
+        If this is cancelled, it asks the worker to stop, and waits until it has. If another process continues the call,
+        the worker does not stop.
 
         Raises:
             ToolError: No worker took the call in time.
-            OutcomeUnknown: The worker was lost, or the database remained unavailable, so the call may have taken
-                effect.
+            OutcomeUnknown: The worker was lost, or the database remained unavailable. The call may have taken effect.
         """
         try:
             await record()
@@ -134,10 +133,10 @@ class PendingCall:
         return None
 
     def _is_loss_confirmed(self, view: CallView) -> bool:
-        """Return whether a worker that the database lists as lost can be treated as lost.
+        """Return whether a worker that is lost according to the database can be treated as lost.
 
         If the database clock jumps forward, all workers appear lost until their processes renew the leases, which they
-        do at every poll. They cannot do this while the database is unavailable, so a long gap between two polls
+        do at every poll. They cannot renew them while the database is unavailable, so a long gap between two polls
         restarts the wait.
         """
         now, polled_at = self._clock.monotonic(), self._polled_at

@@ -1,4 +1,4 @@
-"""Adds results that arrive after the end of their call to the audit chain, because the tool may have taken effect."""
+"""Adds results that arrive after their call has ended to the audit chain, because the tool may have taken effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerReposi
 
 
 class LateResults:
-    """Writes late results to the audit chain in the background, each only once."""
+    """Writes late results to the audit chain in the background, once each."""
 
     def __init__(self, repository: PostgresWorkerRepository, audit: AuditTrail, retry: Retry) -> None:
         self._repository = repository

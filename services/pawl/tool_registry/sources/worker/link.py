@@ -64,7 +64,7 @@ class WorkerLink:
 
     @property
     def has_no_claims(self) -> bool:
-        """True if the worker is attached and no call is being claimed for it."""
+        """True if the worker is attached and no calls are being claimed for it."""
         return not self._reserved and not self.ended.done()
 
     @contextmanager
@@ -107,7 +107,7 @@ class WorkerLink:
         self.end_if_drained()
 
     def drain(self, error: PawlError | None) -> None:
-        """Send no more new calls, and end the stream once the worker holds no calls.
+        """Stop sending new calls, and end the stream once the worker holds no calls.
 
         The stream ends with `error`, or normally if `error` is None.
         """
@@ -120,13 +120,13 @@ class WorkerLink:
             self.end(self._ends_with)
 
     def end(self, error: PawlError | None) -> None:
-        """End the stream. Only the first cause counts."""
+        """End the stream. If this is called again, the first error counts."""
         if not self.ended.done():
             self.ended.set_result(error)
             self._outgoing.put_nowait(None)
 
     def send(self, frame: AttachWorkerResponse) -> None:
-        """Queue a frame. End the stream if the worker does not read it."""
+        """Queue a frame. If the worker does not read its frames, end the stream."""
         if self._outgoing.qsize() >= self._unsent_max:
             self.end(Overloaded("the worker does not read its stream"))
         elif not self.ended.done():

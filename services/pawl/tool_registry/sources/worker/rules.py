@@ -1,4 +1,4 @@
-"""Keys of remote workers, and what happens to a call when its worker is lost."""
+"""The keys of remote workers, and the rules for calls whose worker is lost."""
 
 from __future__ import annotations
 

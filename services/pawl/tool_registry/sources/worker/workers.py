@@ -55,9 +55,9 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """The time in seconds after which a worker that appears lost is treated as lost.
+        """How long a worker must appear lost, in seconds, before it is treated as lost.
 
-        The worker's process renews live leases at every poll.
+        If the worker is alive, its process renews the lease at every poll.
         """
         return max(self.lease_seconds / _HEARTBEATS_PER_LEASE, self.poll_seconds * _POLLS_PER_SILENCE)
 
@@ -368,7 +368,7 @@ class WorkerHub:
         link.drop(result.call_id, result.lease_epoch)
 
     def _on_news(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
-        """Handle a notification from another process. Polling finds changes whose notifications were missed."""
+        """Handle a notification from another process. If a notification is missed, polling finds the change."""
         match kind:
             case NewsKind.WAITING:
                 self._wake_group(store_id, name)

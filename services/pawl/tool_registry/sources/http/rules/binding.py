@@ -204,7 +204,7 @@ def _multipart(fields: list[tuple[str, Any]]) -> tuple[str, bytes]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the URL with its placeholders filled in. A value in the path stays within its segment."""
+    """Return the URL with its placeholders filled in. A value in the path cannot leave its segment."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in values:
@@ -234,7 +234,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Encode a value in the style `simple`, which equals the style `form` without `explode`."""
+    """Encode a value in the style `simple`, which is the same as the style `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):
@@ -266,7 +266,7 @@ def _header(placement: Placement, value: Any) -> str:
 
 
 def without_values(url: str) -> str:
-    """Return a URL without the values in its query, which may be secrets, but with the names and placeholders."""
+    """Return a URL with the names and placeholders in its query, but without the values, which may be secrets."""
     path, mark, query = url.partition("#")[0].partition("?")
     return path + mark + _QUERY_PART.sub(_name_and_placeholders, query)
 

@@ -1,4 +1,4 @@
-"""OpenAPI documents in JSON or YAML, with references only within the document."""
+"""OpenAPI documents in JSON or YAML, in which all references are local."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """A YAML loader restricted to the types of JSON: no dates and, as in YAML 1.2, only true and false as booleans."""
+    """A YAML loader restricted to the types of JSON: no dates and, as in YAML 1.2, no booleans but true and false."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -116,7 +116,7 @@ def _read_yaml(data: bytes) -> Any:
 
 
 def _text_keys(value: Any) -> Any:
-    """Return `value` with its keys as strings. In YAML, for example, the key in `200:` is a number."""
+    """Return `value` with its keys as strings. In YAML, a key such as `200:` is a number."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value

@@ -25,9 +25,9 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 class SchemaReader:
     """Converts the schemas of one operation, and collects referenced schemas in `definitions`.
 
-    Everything except types, limits and structure is omitted (for example, examples, XML, discriminators and
-    conditions), because the service validates its input anyway. A recursive reference becomes a schema without
-    constraints.
+    Only types, limits and structure are converted. Everything else (such as examples, XML, discriminators and
+    conditions) is omitted, because the service validates its input anyway. A recursive reference becomes a schema
+    without constraints.
 
     Raises:
         UnusableDocument: A reference is missing or external, or the schemas are too large.
@@ -126,8 +126,8 @@ class SchemaReader:
 def describe(text: Any, schema: Mapping[str, Any]) -> str:
     """Return a description that mentions the schema's default, unless the default is null, a list or an object.
 
-    The caller omits the default from the tool's schema. Otherwise, the default would be sent whenever there is no
-    value. In many documents, the default does not even match its own schema.
+    The caller omits the default from the tool's schema, because it would otherwise be sent whenever there is no value.
+    In many documents, the default does not even match its own schema.
     """
     words = text.strip() if isinstance(text, str) else ""
     default = schema.get("default")

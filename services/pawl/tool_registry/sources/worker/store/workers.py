@@ -95,7 +95,7 @@ class PostgresWorkerRepository:
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return attachments with outdated tool definitions for which no live worker has the current definition."""
+        """Return attachments that have outdated definitions of tools whose current definition no live worker has."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
@@ -140,10 +140,10 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
-        """Write a call. If `worker` is given and still attached, it holds the call, and its epoch is returned.
+        """Write a call. If `worker` is given and still attached, it holds the call. Return the lease epoch of the call.
 
-        Otherwise, the call waits for a worker, and the result is None. The call is taken over from any earlier
-        execution. Idempotent by token. Calls of erased runs are not written.
+        Otherwise, the call waits for a worker. Return None. The call is taken over from any earlier execution.
+        Idempotent by token. Calls of erased runs are not written.
         """
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
@@ -172,7 +172,7 @@ class PostgresWorkerRepository:
     async def adopt(self, call: WorkerCall) -> bool:
         """Take over a call, in its current state, from a dead process or from this one.
 
-        Return whether that was possible.
+        Return whether this was possible.
         """
         rows = await self._database.fetch(
             sql.ADOPT,
@@ -187,7 +187,7 @@ class PostgresWorkerRepository:
         return bool(rows)
 
     async def claim(self, worker: Attached, *, most: int) -> Sequence[pb.Invocation]:
-        """Claim waiting calls for a worker, earliest deadline first. Each call goes to one process."""
+        """Claim waiting calls for a worker, earliest deadline first. Only one process can claim each call."""
         tools = worker.tools
         rows = await self._database.fetch(
             sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
@@ -195,7 +195,7 @@ class PostgresWorkerRepository:
         return read_each("call", rows, _invocation, itemgetter("call_id"))
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
-        """Return the calls held by attached workers, as (attachment, call, lease epoch)."""
+        """Return the calls that attached workers hold, as (attachment, call, lease epoch)."""
         rows = await self._database.fetch(sql.HELD_BY, list(attachments))
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
@@ -254,7 +254,7 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
-        """Close a call that may have been assigned to a worker but was not sent to it."""
+        """Close a call that may have been assigned to a worker, but was not sent."""
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
@@ -278,7 +278,7 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return those of these calls that are cancelled or no longer held by their worker."""
+        """Return those of `calls` that were cancelled or that their worker no longer holds."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
@@ -289,7 +289,7 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.FORGET_WORKERS)
 
     async def listen(self, listener: Listener) -> None:
-        """Pass other processes' notifications to the listener until the connection breaks or this is cancelled."""
+        """Pass notifications from other processes to the listener until the connection breaks or this is cancelled."""
 
         def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
             parts = str(payload).split(" ")
@@ -309,7 +309,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return a call's message for the worker that currently holds the call, which may not be the first one."""
+    """Return the message for a call to the worker that currently holds it, which may not be the first one."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]
