@@ -213,7 +213,9 @@ class PostgresStore(Store):
             found.loop_states |= {_run_of(record): record["loop_state"] for record in await connection.fetch(states)}
             for record in await connection.fetch("SELECT store_id, run_id, event_id, time FROM job_store.outbox"):
                 found.outbox[record["store_id"], record["event_id"]] = (_run_of(record), record["time"])
-            select = f"SELECT {usage.KEY}, {usage.TOTALS} FROM job_store.usage_hours GROUP BY {usage.KEY}"
+            select = (
+                f"SELECT {usage.KEY}, {usage.totals(usage.FIGURES)} FROM job_store.usage_hours GROUP BY {usage.KEY}"
+            )
             for record in await connection.fetch(select):
                 values = dict(record)
                 used_by = UsageKey(**{name: values.pop(name) for name in UsageKey.__struct_fields__})

@@ -211,7 +211,7 @@ OF_THE_LEDGER = (
     Mutant(
         name="schedule_changes_lose_due_times",
         module="pawl.job_store.schedules.rules",
-        text="    if timing.same_times(asked, row.definition):",
+        text="    if timing.same_times(requested, row.definition):",
         instead="    if False:",
         checker="no_due_time_is_lost",
         seed=13,

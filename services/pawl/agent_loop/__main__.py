@@ -1,4 +1,4 @@
-"""Starts the agent-loop service: `python -m pawl.agent_loop`."""
+"""Starts the agent-loop service with `python -m pawl.agent_loop`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class ClientTimes:
 
 
 class ClientSide:
-    """The servicers for clients. Enter `watches` before adding the servicers to a server."""
+    """The servicers of the client API. Enter `watches` before adding the servicers to a server."""
 
     def __init__(
         self,

@@ -1,5 +1,3 @@
-"""Entry point of the `pawl` program."""
-
 from __future__ import annotations
 
 import gc
@@ -32,7 +30,7 @@ COMMANDS: Final = {
     "top-up": ("runs:top_up", "Add tokens to a run's budget."),
     "cancel": ("runs:cancel", "Cancel a run."),
     "undo": ("operating:undo", "Undo the effects of a run, most recent first."),
-    "steps": ("runs:steps", "Show the steps of a run."),
+    "steps": ("runs:steps", "Show the steps of a run, or the request of one of its model calls."),
     "events": ("events:events", "Print messages from NATS as they arrive."),
     "attention": ("operating:attention", "List the runs that need an operator."),
     "resolve": ("operating:resolve", "Report the outcome of an uncertain call."),
@@ -83,9 +81,9 @@ def load(name: str) -> Any:
 
 
 class _Conversion:
-    """A converter of a parameter's value like typer's, which does not change values that already have the right type.
+    """Converts a parameter's value like typer, but leaves values that already have the right type unchanged.
 
-    For every value, typer would import pydantic, which takes a third of the time of a short command.
+    typer would import pydantic for every value, which takes a third of the time of a short command.
     """
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
@@ -103,7 +101,7 @@ for _kind in (TyperArgument, TyperOption):
 
 
 class _Group(TyperGroup):
-    """A group that imports a command only when it is called, because importing all of them takes a second."""
+    """A group that imports a command only when it is called. Importing all of them takes a second."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
@@ -190,7 +188,7 @@ def flags(
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
-    """Move the connection flags to the front, so that users can also type them after the command."""
+    """Move the connection flags to the front, so that users can also type them after a command's name."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     rest, flags, index = list(arguments), list[str](), 0
     while index < end:

@@ -1,4 +1,4 @@
-"""Implements `pawl rules`, `keys`, `audit` and `whoami`: approval rules, API keys and the audit chain."""
+"""Implements `pawl rules`, `keys`, `audit` and `whoami`."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ async def verify(
     if known_head:
         match = _HEAD.fullmatch(known_head)
         if match is None:
-            raise CommandError(f"{known_head!r} is not a head like 12:<64 hex digits>.", parameter="known_head")
+            raise CommandError(f"{known_head!r} is not a head such as 12:<64 hex digits>.", parameter="known_head")
         request.known_seq, request.known_hash = int(match["seq"]), match["hash"]
     async for answer in target.auditor.VerifyAudit(request):
         last = answer

@@ -1,5 +1,3 @@
-"""Implements `pawl agents`."""
-
 from __future__ import annotations
 
 from typing import Annotated, Final

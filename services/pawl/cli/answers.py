@@ -1,4 +1,4 @@
-"""Parses decisions on calls, and call results, as users type them."""
+"""Parses decisions on calls, and the results of calls, as users type them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choices(call: call_pb2.Call) -> str:
 def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     """Parse a line into a decision on `call`. `e` by itself opens an editor.
 
-    Only the bare word approves. A reason or other text must follow a colon, so that the first word of a sentence never
+    Only the bare word approves. A reason or other text must follow a colon, so that the start of a sentence never
     counts as a decision.
 
     Raises:
@@ -102,7 +102,7 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
 def edit(
     call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
 ) -> types_pb2.CallDecision:
-    """Approve a call with different arguments. `for_series` approves the call's whole series. `series` can change it.
+    """Approve a call with different arguments. With `for_series`, approve its whole series, which `series` can change.
 
     Raises:
         CommandError: The arguments are not a JSON object.

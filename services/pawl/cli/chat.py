@@ -97,7 +97,7 @@ async def chat(
 
 
 def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
-    """Return the `show_panel` tool, which the chat and the demo offer. `show` displays a panel."""
+    """Return the `show_panel` tool of the chat and the demo. `show` displays a panel."""
 
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def show_panel(
@@ -211,7 +211,9 @@ class Chat:
         request = agent_pb2.ListRunsRequest(page_size=_PAGE, conversation_id=self._conversation_id)
         page = await self._target.agents.ListRuns(request)
         if not page.runs:
-            raise CommandError(f"No such conversation: {self._conversation_id}. `pawl conversations list` shows yours.")
+            raise CommandError(
+                f"No conversation has the id {self._conversation_id}. List yours with `pawl conversations list`."
+            )
         for run in reversed([run for run in page.runs if run.state not in ENDED]):
             self._active[run.run_id] = None
             self._resumed.add(run.run_id)
@@ -456,7 +458,7 @@ class Chat:
                 self._screen.line(f"Unknown command {shown}. Commands: {known}. To send it as text: /{shown}", "yellow")
 
     async def _stop_job(self, job_id: str = "") -> None:
-        """Stop a job, by default the newest of this conversation."""
+        """Stop a job, by default the newest in this conversation."""
         if not job_id:
             of = self._conversation_id
             found = [job.job_id async for job in self._target.list_jobs(of, open_only=True)] if of else []

@@ -1,4 +1,4 @@
-"""The common part of commands: connecting to the suite, parsing values, printing output and setting exit codes."""
+"""Shared parts of commands: connecting to the suite, parsing values, printing output and setting exit codes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[
 
 
 def _option_names(context: typer.Context) -> dict[str, str]:
-    """Return each parameter's option or argument name as users type it: `--every`, or `run_id` as in the usage."""
+    """Return the name of each parameter as users type it: `--every` for an option, `run_id` for an argument."""
     return {each.name: each.opts[0] for each in context.command.params if each.name}
 
 
@@ -100,7 +100,8 @@ def _perform(
 def _place_store(context: typer.Context, options: dict[str, Any]) -> str | None:
     """Return the store in which to act, and put --store into the command's own option if it has one.
 
-    An API key acts only in its own store, or for the deployment. A command about a store then only sends the option.
+    Return None if an API key is used and the command has its own --store option. The key determines the store in which
+    to act, and the request contains the option's value.
     """
     own = next((each for each in context.command.params if "--store" in each.opts), None)
     given = options[own.name] if own and own.name else None
@@ -114,7 +115,7 @@ def _place_store(context: typer.Context, options: dict[str, Any]) -> str | None:
 
 
 def follows(target: AsyncClient) -> None:
-    """Let a watching command survive a restart of the suite. Other commands fail immediately."""
+    """Let a watching command reconnect after a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -160,7 +161,7 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
 
 
 def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _JSON_BYTES_MAX) -> Any:
-    """Parse JSON. `what` describes it in error messages.
+    """Parse JSON. `what` describes the text in error messages.
 
     Raises:
         CommandError: The text is not JSON. The message ends with the hint.
@@ -172,7 +173,7 @@ def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _J
 
 
 def object_of(text: str | bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object. `what` describes it in error messages.
+    """Parse a JSON object. `what` describes the text in error messages.
 
     Raises:
         CommandError: The text is not a JSON object.
@@ -188,7 +189,7 @@ def reading(path: Path) -> Iterator[None]:
     """Convert errors from reading a file into messages for the user.
 
     Raises:
-        CommandError: The body raised OSError.
+        CommandError: The block raised OSError.
     """
     try:
         yield
@@ -209,7 +210,7 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
 def secret_of(given: str) -> str:
     """Read a secret: `-` from standard input, and `@FILE` from a file. Anything else is the secret itself.
 
-    Every user of a machine can see the arguments of the programs running on it.
+    Avoid the last form: every user of a machine can see the arguments of running programs.
 
     Raises:
         CommandError: The file cannot be read, or the secret is empty.
@@ -288,7 +289,7 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 
 class WordWrap:
-    """A wrapper for streamed text that breaks lines at word boundaries.
+    """Wraps streamed text at word boundaries.
 
     The last word is held back until it is complete, and spaces are held back until a word follows them.
     """
@@ -333,7 +334,7 @@ class WordWrap:
 
 
 class LineReader:
-    """A reader that reads a line only when needed, so that an editor can use the keyboard between lines.
+    """Reads a line only when needed, so that an editor can use the keyboard between lines.
 
     Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """

@@ -118,9 +118,9 @@ def verb(
 
     `output` is a sentence that may contain request fields, or a function that returns lines. If the response has a
     secret, only the secret goes to standard output. `confirmation` is a question to ask first. `narrows` refuses an
-    empty value, which would include all items. At least one of the options in `needs` is required. `before` fills in a
-    request from its names before the options are applied to it. The exit code is 0 if `succeeded` returns true for the
-    response, and 1 otherwise.
+    empty value, which would include all items. At least one of the options in `needs` is required. `before` prepares a
+    request before the options are applied to it. The exit code is 0 if `succeeded` returns true for the response, and 1
+    otherwise.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
@@ -220,7 +220,7 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 
 async def ask(target: AsyncClient, request: Any) -> Any:
-    """Send a request to its method. A repeated request with a request_id has no further effect."""
+    """Send a request to its method. If the request has a request_id, repeating it has no further effect."""
     method = _method(target, request)
     if _where(request)[0] == "sources":
         method = functools.partial(method, timeout=_SOURCE_SECONDS)
@@ -228,7 +228,7 @@ async def ask(target: AsyncClient, request: Any) -> Any:
 
 
 async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
-    """Print a warning if a request has changed or deleted a resource that a set of files owns."""
+    """Print a warning if a request has changed or deleted a resource that belongs to a set of files."""
     if (found := _CHANGE.fullmatch(request.DESCRIPTOR.name)) is None:
         return
     from pawl.agent.v1 import declaration_pb2  # noqa: PLC0415  # few commands need it
@@ -242,9 +242,8 @@ async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
     with suppress(PawlError, StartError):  # The change itself has succeeded.
         for each in await items(target, declaration_pb2.ListDeclarationsRequest()):
             if (each.kind, each.name) == (kind, name):
-                text = (
-                    f"warning: the {kind} {name!r} belongs to the set {each.set!r}, whose next pawl apply restores it"
-                )
+                owned = f"warning: the {kind} {name!r} belongs to the set {each.set!r}"
+                text = f"{owned}; the next `pawl apply` of this set restores it"
                 say(Console(stderr=True, highlight=False), wording.clean(text))
 
 

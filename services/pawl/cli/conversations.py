@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from pawl.agent.v1 import conversation_pb2
+from pawl.chassis.visible import HIDDEN
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, confirm, json_of, labels_of, read_file, say, show_table
 from pawl.cli.contract import Columns, Json, Option, json_line, listing
@@ -204,7 +205,9 @@ async def export(
     """Print a conversation as chat completions messages, so that another loop can continue it."""
     conversation_id, _ = await _resolve(target, key, conversation_id)
     messages = await target.export_conversation(conversation_id)
-    console.out(json.dumps(messages, ensure_ascii=False, indent=2), highlight=False)
+    text = json.dumps(messages, ensure_ascii=False, indent=2)
+    # Hidden characters are escaped as JSON: their meaning stays, and terminals do not interpret them.
+    console.out(HIDDEN.sub(lambda found: found[1] or json.dumps(found[0])[1:-1], text), highlight=False)
 
 
 def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
@@ -228,7 +231,9 @@ async def fork(
     key: Key = "",
     at: Annotated[
         int,
-        typer.Option(help="Number of the last message to copy; 0 is the last one where a fork is possible.", min=0),
+        typer.Option(
+            help="Number of the last message to copy; 0 means the last one at which a fork is possible.", min=0
+        ),
     ] = 0,
     agent: Agent = "",
     detach: Annotated[bool, typer.Option("--detach", help="With text: print the run id and exit.")] = False,

@@ -163,6 +163,6 @@ async def _past(connection: Any, subject: str) -> AsyncGenerator[Any, None]:
         except NotFoundError:
             return
         except (nats.errors.Error, TimeoutError):
-            raise CommandError("Cannot read lifecycle events: NATS does not answer, or denies access.") from None
+            raise CommandError("Cannot read lifecycle events: NATS does not respond or denies access.") from None
         yield message
         seq = message.seq + 1

@@ -1,4 +1,4 @@
-"""Workflow runs, shown as trees of nodes that are live on a terminal."""
+"""Shows workflow runs as trees of nodes. On a terminal, the trees are updated live."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def _time(time: Timestamp) -> datetime:
 async def follow_execution(target: AsyncClient, console: Console, run_id: str) -> int:
     """Show a run's nodes until the run ends. Return the exit code.
 
-    A terminal shows a live tree. Elsewhere, each call that waits for a person is printed and, at the end, the tree.
+    On a terminal, the tree is updated live. Elsewhere, print each call that waits for a person and, at the end, the
+    tree.
     """
     follows(target)
     shown = set[tuple[str, int]]()

@@ -32,9 +32,9 @@ _NEXT: Final = {
         " or pass --data FOLDER; the local key is only sent to the addresses that `pawl up` prints."
     ),
     "TOOL_NOT_FOUND": "`pawl tools` lists the available tools.",
-    "SCHEDULE_NOT_FOUND": "`pawl schedules list` shows yours.",
-    "TRIGGER_NOT_FOUND": "`pawl triggers list` shows yours.",
-    "TOO_MANY_JOBS": "`pawl jobs list` shows them.",
+    "SCHEDULE_NOT_FOUND": "`pawl schedules list` shows your schedules.",
+    "TRIGGER_NOT_FOUND": "`pawl triggers list` shows your triggers.",
+    "TOO_MANY_JOBS": "`pawl jobs list` shows your open jobs.",
     "AGENT_NOT_FOUND": "`pawl agents list` shows the agents you may use.",
     "RUN_NOT_FOUND": "`pawl runs` shows your runs.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
@@ -46,9 +46,11 @@ _NEXT: Final = {
     "KEY_NOT_FOUND": "`pawl keys list` shows the keys you manage.",
     "CONVERSATION_ERASED": "`pawl conversations erase` with its id shows the progress.",
     "FORK_POINT_OPEN": "`pawl conversations show CONV --numbers` shows the numbers.",
-    "CONVERSATION_NOT_FOUND": ("`pawl conversations list` shows yours; add --shared for those that other users share."),
+    "CONVERSATION_NOT_FOUND": (
+        "`pawl conversations list` shows your conversations; with --shared, those of other users."
+    ),
     "CONVERSATION_EXISTS": "Show it with `pawl conversations show --key`, then continue it or choose another key.",
-    "CHANNEL_NOT_FOUND": "`pawl notify list` shows yours.",
+    "CHANNEL_NOT_FOUND": "`pawl notify list` shows your channels.",
     "DELIVERY_NOT_FOUND": "`pawl notify list` shows your channels, `pawl notify deliveries ID` their deliveries.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that are waiting.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that are waiting.",
@@ -56,10 +58,10 @@ _NEXT: Final = {
     "DEADLINE_PASSED": "`pawl inbox` lists the calls that are waiting.",
     "GRANT_NOT_OFFERED": "Approve only this call, without --series.",
     "DIGEST_MISMATCH": "Review the call again with `pawl inbox`.",
-    "OVERLOADED": "Try again in a moment.",
-    "SHUTTING_DOWN": "Try again in a moment.",
-    "DEPENDENCY_UNAVAILABLE": "Try again in a moment.",
-    "DEADLINE_EXCEEDED": "Try again in a moment.",
+    "OVERLOADED": "Try again later.",
+    "SHUTTING_DOWN": "Try again later.",
+    "DEPENDENCY_UNAVAILABLE": "Try again later.",
+    "DEADLINE_EXCEEDED": "Try again later.",
     "INTERNAL": "The service log has the details under that id.",
 }
 

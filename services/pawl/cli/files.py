@@ -1,5 +1,3 @@
-"""Implements `pawl files`."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Implements `pawl goal`."""
-
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
@@ -35,7 +33,7 @@ def _deadline(message: Any, given: str) -> None:
 
 
 def progress_text(goal: pb.GoalStatus) -> str:
-    """Return the goal's attempts and progress, as in `3 of 10 [########------------] 40% Two links do not answer`."""
+    """Return the goal's attempts and progress: `3 of 10 [########------------] 40% Two links do not answer`."""
     run, progress = goal.run, goal.run.job_progress
     attempts = f"{run.round} of {run.goal.attempts_max}"
     if not run.HasField("job_progress"):
@@ -106,7 +104,7 @@ app.command("start")(
             "--tokens": "total_tokens_max",
             "--label": "labels",
         },
-        "Start a goal: an agent makes attempts until a tool or a judge finds the aim met.",
+        "Start a goal: an agent makes attempts until a tool or a judge decides that the aim is met.",
         _lines,
         needs=("--tool", "--rubric"),
     )

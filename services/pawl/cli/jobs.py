@@ -235,5 +235,5 @@ def job_lines(job: jobs_pb2.BackgroundJob) -> list[str]:
 def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:
     now = "continues" if resumed else f"is paused. Resume it with: pawl jobs resume {job.job_id}"
     if not (resumed or job.definition.interval_seconds):
-        now = f"is a single call, which is not paused once it has started. Stop it with: pawl jobs stop {job.job_id}"
+        now = f"is a single call, which cannot be paused once it has started. Stop it with: pawl jobs stop {job.job_id}"
     return f"{wording.job_name(job)} {now}"

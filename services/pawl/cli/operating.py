@@ -22,7 +22,7 @@ from pawl.event.v1 import run_pb2
 _REASON: Final = {"run": "run_id", "--reason": "reason"}
 _GOOD: Final = {
     undo_pb2.UNDO_STATE_UNDONE: ("✓", "undone", "green"),
-    undo_pb2.UNDO_STATE_ALREADY_UNDONE: ("✓", "was undone before", "dim"),
+    undo_pb2.UNDO_STATE_ALREADY_UNDONE: ("✓", "was already undone", "dim"),
     undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE: ("✗", "cannot be undone", "yellow"),
     undo_pb2.UNDO_STATE_NOTHING_TO_UNDO: ("·", "nothing to undo", "dim"),
 }

@@ -87,7 +87,7 @@ async def run(
             "--shared-file", help="Attach one of the store's shared documents, by name. Repeatable.", show_default=False
         ),
     ] = None,
-    tools: Annotated[str, typer.Option(help="Tools it may call, separated by commas. Default: all.")] = "",
+    tools: Annotated[str, typer.Option(help="Tools that the run may call, separated by commas. Default: all.")] = "",
     effort: Effort = None,
     schema: Annotated[
         Path | None,
@@ -368,7 +368,7 @@ async def steps(
 
 
 def request_lines(found: steps_pb2.GetRoundResponse) -> list[str]:
-    """Return the request as indented JSON, after a line on whether it is the one that was sent."""
+    """Return the request as indented JSON. The first line says whether it is exactly the request that was sent."""
     sent = f"SHA-256 {found.sent_sha256}" if found.sent_sha256 else "unknown, because the call did not end"
     same = "This request was sent" if found.matches else "This request can differ from the one that was sent"
     heading = f"{same} to {wording.clean(found.model)} ({sent})."

@@ -1,4 +1,4 @@
-"""Implements `pawl schedules` and `pawl triggers`, which start runs at set times or when webhooks or e-mails arrive."""
+"""Implements `pawl schedules` and `pawl triggers`, which start runs automatically."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def _sure(request: memory_pb2.EraseMemoriesRequest) -> str:
 
 def _erased(answer: Any, request: Any) -> str:
     if request.memory_id and not answer.erased_count:
-        raise CommandError("No such memory about you. `pawl memory list` shows yours.")
+        raise CommandError(f"No memory has the id {request.memory_id}. List your memories with `pawl memory list`.")
     return f"Erased {answer.erased_count} {'memory' if answer.erased_count == 1 else 'memories'}."
 
 

@@ -1,4 +1,4 @@
-"""Human-readable transcript of runs' events."""
+"""Prints human-readable transcripts of runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _IN_PROGRESS: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
 
 
 def is_visible(event: event_pb2.RunEvent) -> bool:
-    """Return whether an event of a run that no message started is worth showing to users."""
+    """Return whether to show an event to users if its run was not started by a message."""
     match event.WhichOneof("kind"):
         case "run_changed":
             run = event.run_changed.run

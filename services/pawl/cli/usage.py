@@ -1,5 +1,3 @@
-"""Implements `pawl usage`."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -78,8 +76,8 @@ usage: Final = listing(
         "--of-user": "user_id",
         "--store": Option(path="store_id", help="Include only this store."),
     },
-    "Show how many runs, calls and tokens were used. Shows your own usage, an admin's store, or with a deployment key"
-    " all stores.",
+    "Show how many runs, calls and tokens were used. Covers your own usage, the whole store if you are an admin, or"
+    " all stores with a deployment key.",
     _columns,
     none="There is no usage.",
 )

@@ -1,4 +1,4 @@
-"""Runs, calls and values as short, plain text."""
+"""Formats runs, calls and values as short, plain text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ def json_line(data: bytes, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
 
 
 def json_block(data: bytes) -> str:
-    """Return indented JSON. Hidden characters and misleading host names are escaped without changing the value."""
+    """Return indented JSON.
+
+    Hidden characters and misleading host names are escaped, which does not change the value.
+    """
     text = data.decode(errors="replace")
     try:
         block = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
@@ -124,7 +127,7 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return what a stop has achieved so far: being stopped, stopped, or not stopped and why."""
+    """Return the outcome of a stop so far: being stopped, stopped, or not stopped and why."""
     if job.not_stopped:
         return f"{job_name(job)} could not be stopped: {one_line(job.not_stopped, 300)}"
     if job.state == run_pb2.RUN_STATE_CANCELLING:
@@ -190,7 +193,10 @@ def text_at(message: Any, path: str) -> str:
 
 
 def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> list[str]:
-    """Return a line for each field that is set. `only` restricts the fields. A definition's fields are not indented."""
+    """Return a line for each field that is set. `only` restricts the fields.
+
+    The fields of a definition are not indented further.
+    """
     lines: list[str] = []
     for field, value in message.ListFields():
         if only and field.name not in only:

@@ -1,5 +1,3 @@
-"""Implements `pawl workflows`."""
-
 from __future__ import annotations
 
 import json as json_module

@@ -546,23 +546,23 @@ CREATE TABLE usage_hours (
     tool_name text COLLATE "C" NOT NULL,
     model text COLLATE "C" NOT NULL,
     slot smallint NOT NULL,
-    input_tokens bigint NOT NULL,
-    cached_input_tokens bigint NOT NULL,
-    output_tokens bigint NOT NULL,
-    reasoning_tokens bigint NOT NULL,
-    model_calls bigint NOT NULL,
-    estimated_tokens bigint NOT NULL,
-    runs bigint NOT NULL,  -- runs created
-    runs_completed bigint NOT NULL,
-    runs_failed bigint NOT NULL,
-    runs_cancelled bigint NOT NULL,
-    runs_expired bigint NOT NULL,
-    rounds bigint NOT NULL,  -- of the runs that ended
-    run_milliseconds bigint NOT NULL,  -- from creation to end
-    calls_succeeded bigint NOT NULL,  -- or detached
-    calls_failed bigint NOT NULL,  -- or with an unknown outcome
-    calls_refused bigint NOT NULL,  -- rejected, cancelled or expired
-    call_milliseconds bigint NOT NULL,  -- from start to end
+    input_tokens bigint NOT NULL DEFAULT 0,
+    cached_input_tokens bigint NOT NULL DEFAULT 0,
+    output_tokens bigint NOT NULL DEFAULT 0,
+    reasoning_tokens bigint NOT NULL DEFAULT 0,
+    model_calls bigint NOT NULL DEFAULT 0,
+    estimated_tokens bigint NOT NULL DEFAULT 0,
+    runs bigint NOT NULL DEFAULT 0,  -- runs created
+    runs_completed bigint NOT NULL DEFAULT 0,
+    runs_failed bigint NOT NULL DEFAULT 0,
+    runs_cancelled bigint NOT NULL DEFAULT 0,
+    runs_expired bigint NOT NULL DEFAULT 0,
+    rounds bigint NOT NULL DEFAULT 0,  -- of the runs that ended
+    run_milliseconds bigint NOT NULL DEFAULT 0,  -- from creation to end
+    calls_succeeded bigint NOT NULL DEFAULT 0,  -- or detached
+    calls_failed bigint NOT NULL DEFAULT 0,  -- or with an unknown outcome
+    calls_refused bigint NOT NULL DEFAULT 0,  -- rejected, cancelled or expired
+    call_milliseconds bigint NOT NULL DEFAULT 0,  -- from start to end
     PRIMARY KEY (store_id, agent_name, day, hour, user_id, tool_name, model, slot)
 ) WITH (fillfactor = 50);
 CREATE INDEX usage_hours_of_store ON usage_hours (store_id, day);

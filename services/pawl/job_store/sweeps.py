@@ -46,7 +46,7 @@ _SWITCHED_SECONDS_MAX: Final = 300.0
 _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
 # Events are batched for this long, because each relay costs a transaction.
-_GATHER_SECONDS: Final = 0.1
+_GATHER_SECONDS: Final = 0.25
 _STATS_SECONDS: Final = 15.0
 _STATS_SECONDS_MAX: Final = 60.0
 _STATS_PAUSE_TIMES: Final = 500
@@ -74,7 +74,11 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay when woken, and at least every second, to find events left by other replicas or earlier failures."""
+        """Relay when woken, and at least every second, to find events left by other replicas or earlier failures.
+
+        Automatic pauses wake no relay, so they are relayed every second.
+        """
+        time, pauses_due = asyncio.get_running_loop().time, 0.0
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -82,6 +86,9 @@ class Relay:
             while relayed == _RELAY_BATCH:
                 relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
                 self._meter.relayed.inc(relayed)
+            if time() >= pauses_due:
+                await self._outbox.relay_pauses(self._stream, pauses_max=_RELAY_BATCH)
+                pauses_due = time() + _RELAY_SECONDS
             if await tasks.within(_RELAY_SECONDS, self._written.wait()):
                 await asyncio.sleep(_GATHER_SECONDS)
 
@@ -95,7 +102,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """If the database's clock is set back, make runs claimable earlier, so that they do not wait twice.
+    """If the database's clock is set back, make runs claimable earlier, so that they do not have to wait again.
 
     The clock is polled every three seconds, and compared with the times from earlier polls and other replicas.
     """
@@ -118,7 +125,7 @@ async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
 async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
     """Quarantine runs that crash their workers.
 
-    Poll every three seconds, or every second if there are suspected runs.
+    Poll every three seconds, or every second while any run is suspected.
     """
     silence = Silence()
     while True:
@@ -129,9 +136,9 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
 
 
 async def start_turns_where_on(settings: SettingsSnapshot, ledger: Ledger, clock: Clock) -> None:
-    """After the switch for runs was set, start turns for the notices that have waited in stores where runs are on.
+    """After the switch for runs has been set, start turns for the waiting notices of stores where runs are on.
 
-    Every replica does so, because only one that knows the new switch can.
+    Every replica does this, because a replica can do it only once it has read the new setting.
     """
     done = clock.now() - _SWITCHED_SECONDS_MAX
     while True:
@@ -195,7 +202,7 @@ async def remove_expired(retention: PostgresRetention, clock: Clock, periods: Re
 
 
 async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
-    """Remove all records that have expired. If a step fails, the other steps still run."""
+    """Remove all expired records. If a step fails, continue with the other steps."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
     await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)
@@ -228,7 +235,7 @@ async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, cloc
 
 
 async def add_refusals(triggers: Triggers, clock: Clock) -> None:
-    """Every minute, add the number of newly refused webhooks to their triggers."""
+    """Every minute, add the number of webhooks refused since the last time to their triggers."""
     while True:
         await clock.sleep(REFUSALS_TIME.total_seconds())
         await triggers.add_refusals()

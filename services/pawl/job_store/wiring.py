@@ -90,7 +90,7 @@ Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerParts:
-    """A ledger that is not running yet. To run it, enter `group_commit` and start `loops`."""
+    """A ledger that is not yet running. To run it, enter `group_commit` and start `loops`."""
 
     group_commit: GroupCommit
     ledger: Ledger

@@ -350,7 +350,7 @@ async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database:
     stream, outbox = RecordingStream(), PostgresOutbox(database)
 
     async def relayed() -> int:
-        await outbox.relay(stream, events_max=100)
+        await outbox.relay_pauses(stream, pauses_max=100)
         return len(stream.types)
 
     await hook.put()

@@ -159,7 +159,7 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
     await expect(page.get_by_label("Your message")).to_have_value("half a sent")
 
 
-async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPage) -> None:
+async def test_a_call_of_a_job_can_be_approved_in_its_conversation(open_page: NewPage) -> None:
     page = await open_page(user="approver")
     await say(page, "in the background: email ann@example.com about lunch")
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
@@ -274,7 +274,13 @@ async def test_a_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewP
     assert sorted(kind or "" for kind in kinds) == ["call", "round", "round", "wait"]
     await page.get_by_role("tab", name=re.compile("Events")).click()
     await expect(page.get_by_role("region", name="Events")).to_contain_text("run.")
+    for number in (1, 2):
+        await bars.get_by_role("button", name=f"Round {number}").click()
+        await expect(page.get_by_role("tab", selected=True)).to_have_text(f"Request of round {number}")
+        await expect(page.locator(".panel", has_text="This request was sent to")).to_contain_text("send_email")
     assert max(watched) == 1
+    await page.get_by_role("button", name="Run again with changes").click()
+    await expect(page.get_by_role("textbox", name="Message")).to_have_value("email ann@example.com about bars")
 
 
 async def test_undo_is_previewed_done_and_reported(open_page: NewPage, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ REST: dict[str, dict[str, Any]] = {
     "Decide": {"decision": types_pb2.CallDecision(call_id="CALL", kind=ANSWER, answer="x")},
     "ResolveCall": {"resolution": agent_pb2.RESOLUTION_TELL_MODEL},
     "TopUpRun": {"tokens": 5},
+    "GetRound": {"round": 1},
     "UpdateConversation": {"title": "mine now"},
 }
 # Methods that name no objects and return only the caller's own, and a stream whose frames are tested

@@ -146,7 +146,7 @@ def test_other_users_messages_are_attributed_to_them() -> None:
     )
     pieces = [
         "[Written by bob, another user of this conversation:]\n> delete\n> \n> all of it",
-        "[Answered to bob, another user of this conversation:]\n> No.\n> \n> [The answer was interrupted here.]",
+        "[Answer to bob, another user of this conversation:]\n> No.\n> \n> [The answer was interrupted here.]",
         "[Written by bob, another user of this conversation:]\n> [No text. Its attachments are not shown here.]",
         "hi",
     ]
@@ -190,7 +190,7 @@ def test_other_users_lines_cannot_impersonate_another_source(others: list[tuple[
     theirs = [of_another(Message(role=role, run_id=RunId("r"), text=text + "mine")) for role, text in others]
     (history_sent,) = history.of_run(state(*theirs, user("mine")))
     *quoted, last = history_sent["content"].splitlines()
-    labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answered to")}
+    labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answer to")}
     assert (history_sent["role"], last) == ("user", "mine")
     assert all(not line or line in labels or line.startswith("> ") for line in quoted)
 

@@ -83,7 +83,7 @@ def test_a_history_valid_for_a_strict_server_is_accepted() -> None:
         ([user(calls=(call("a"),)), result("a"), answer("x")], 1, "only assistant messages"),
         ([user(), answer("x", call_id="a")], 2, "only tool messages"),
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
-        ([user(), answer("", call("a")), result("a", error_reason="LATE")], 3, "needs is_error"),
+        ([user(), answer("", call("a")), result("a", error_reason="LATE")], 3, "requires is_error"),
         ([user()] * 1001, 0, "at most 1000 messages"),
     ],
 )

@@ -224,7 +224,7 @@ def test_invalid_limits_are_all_reported_at_start(tmp_path: Path) -> None:
         "defaults.rounds is not the name of a limit",
         "defaults.background must be on, tool or off, got 'yes'",
         "defaults.identical_calls_max must be a whole number between 2 and 1000, got 2.5",
-        "ceilings.calls_per_round_max must not be below the default, 20, got 9",
+        "ceilings.calls_per_round_max must be at least the default (20), got 9",
         "ceilings.tool_timeout_seconds_max is not the name of a limit",
         "ceilings.approvals_required is not the name of a limit",
     ]

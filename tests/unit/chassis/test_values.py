@@ -259,7 +259,7 @@ def filled(items: list[tuple[str, int]]) -> FairQueue[str, tuple[str, int]]:
 
 
 @given(items=ITEMS)
-def test_each_item_is_returned_once_in_the_order_of_its_key(items: list[tuple[str, int]]) -> None:
+def test_each_item_is_returned_once_and_items_of_a_key_keep_their_order(items: list[tuple[str, int]]) -> None:
     shares = filled(items)
     assert len(shares) == len(items)
     taken = [shares.take() for _ in items]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from typer.testing import CliRunner
 
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
 from pawl.chassis.rpc.replicas import Endpoints, Replica
+from pawl.chassis.visible import HIDDEN
 from pawl.cli.__main__ import app, flags_first
 from pawl.client import AsyncClient, StartError
 from pawl.errors import InvalidField
@@ -298,3 +300,10 @@ def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pyt
     monkeypatch.setattr(AsyncClient, "notify_channels", MagicMock(ResendDeliveries=resend))
     assert invoke("notify", "resend", "--dead") == (0, "Resending 2 deliveries.\n")
     assert sent == ["dlv_run.completed", "dlv_channel.test"]
+
+
+def test_an_export_escapes_hidden_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": "user", "content": "\x9b31m\u202e på \U000e0041"}]
+    monkeypatch.setattr(AsyncClient, "export_conversation", AsyncMock(return_value=messages))
+    code, output = invoke("conversations", "export", "conv_1")
+    assert (code, HIDDEN.search(output), json.loads(output)) == (0, None, messages)

@@ -398,14 +398,25 @@ async def test_each_resource_is_exported_to_its_own_file(monkeypatch: pytest.Mon
     assert (sorted(each.key.name for each in read), problems) == (sorted(names), [])
 
 
-def test_a_set_is_a_single_folder_with_a_name(tmp_path: Path) -> None:
-    for name, text, path, says in (
-        ("pawl.yaml", "name: a b\n", tmp_path, "must contain only `name: NAME`"),
-        ("x.yaml", "name: x\n", tmp_path / "x.yaml", "--prune need a folder"),
-    ):
+@pytest.mark.parametrize(
+    ("content", "path", "prune", "says"),
+    [
+        ({"pawl.yaml": "name: a b\n"}, "", False, "must contain only `name: NAME`"),
+        ({"x.yaml": "name: x\n"}, "x.yaml", True, "--prune need a folder"),
+        ({"pawl.yaml": "name: a\n", "schedule/x.yaml": "name: x\n"}, "", True, "did you mean schedules"),
+        ({"pawl.yaml": "name: a\n", "web/x.yaml": "name: x\n"}, "", False, "A set has the folders settings"),
+        ({"agents/x.yaml": "name: x\n"}, "", False, "also needs a pawl.yaml"),
+        ({"x.txt": "name: x\n"}, "", False, "File names must end with"),
+    ],
+)
+def test_a_set_is_a_single_folder_with_a_name_and_known_subfolders(
+    tmp_path: Path, content: dict[str, str], path: str, prune: bool, says: str
+) -> None:
+    for name, text in content.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-        with pytest.raises(CommandError, match=says):
-            applying.read([path], prune=path != tmp_path)
+    with pytest.raises(CommandError, match=says):
+        applying.read([tmp_path / path], prune=prune)
 
 
 async def test_an_exported_set_can_be_applied_again_by_the_same_caller(

@@ -171,7 +171,7 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         "sources add-http shop --openapi FILE --header key=a=b",
         MADE,
         source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="shop", open_api=DOCUMENT)),
-        ("warning: the source 'shop' belongs to the set 'pack', whose next pawl apply restores it",),
+        ("warning: the source 'shop' belongs to the set 'pack'; the next `pawl apply` of this set restores it",),
     ),
     ("sources approve shop abc", MADE, source_pb2.ApproveSourceRequest(name="shop", definitions_hash="abc"), ()),
     ("sources remove shop", MADE, source_pb2.RemoveSourceRequest(name="shop"), ("Removed",)),

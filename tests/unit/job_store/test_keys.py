@@ -124,7 +124,7 @@ def test_the_callers_store_is_the_default() -> None:
     [
         (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "roles that you do not have: admin"),
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
-        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "created with a deployment key"),
+        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "deployment keys have no store"),
         (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "may decide on its own calls"),
         (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "at least one of viewer, member"),
         (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "managed only by its operators"),

@@ -6,6 +6,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { Fields } from "./approval";
 import { Decided } from "./cards";
+import { fork } from "./conversations";
 import { Icon } from "./design/icons";
 import { Badge, Head, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
@@ -48,7 +49,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   if (fault)
     return <Missing icon="runs" title="This run cannot be shown" fault={fault} to="/runs" name="runs" />;
   const calls = Object.values(view.calls);
-  const asked = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message?.text;
+  const { text: asked, number = "" } = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message ?? {};
   const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events ${events.length}`]];
   if (round) tabs.push(["request", `Request of round ${round}`]);
   return (
@@ -58,6 +59,9 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
           <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>Stop</button>
+        )}
+        {asked && view.ended && !beside && !run.workflow && !run.parentRunId && may("agent.v1.ConversationService/ForkConversation") && (
+          <button class="second" title="Edit the message in a copy of the conversation" onClick={() => void fork(run.conversationId ?? "", Number(number) - 1, asked)}>Run again with changes</button>
         )}
         <button class="second" onClick={() => save(view, events)}><Icon name="download" /> Save as JSON</button>
         {view.ended && !run.undo && <Undo runId={runId} />}

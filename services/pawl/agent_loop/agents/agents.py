@@ -1,4 +1,4 @@
-"""Agent definitions: creating, reading and listing them."""
+"""Creates, reads and lists agent definitions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class AgentLedger:
         Return the newest version and whether it is new. With `validate_only`, nothing is ever saved.
 
         Raises:
-            AgentNotFound: an agent in `delegates_to` does not exist.
+            AgentNotFound: An agent in `delegates_to` does not exist.
             AgentCycle, TooLarge
         """
         fields: dict[str, Any] = {
@@ -75,7 +75,7 @@ class AgentLedger:
         """Return one version of an agent. Version 0 means the newest version.
 
         Raises:
-            AgentNotFound: there is no such version. A deleted agent has no newest version.
+            AgentNotFound: There is no such version. A deleted agent has no newest version.
         """
         request = pb.GetAgentRequest(store_id=store_id, name=name, version=version)
         response = await translated(self._stub.GetAgent(request))
@@ -84,7 +84,7 @@ class AgentLedger:
         return VERSION.read(response.agent)
 
     async def list(self, caller: Principal, requested: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return a page of agents in their newest versions, or of the caller's drafts. Also return the next page token.
+        """Return a page of agents (newest versions) or of the caller's drafts, and the next page token.
 
         Raises:
             InvalidPageToken
@@ -147,11 +147,11 @@ class Agents:
         Return the fields of the response.
 
         Raises:
-            InvalidField, InvalidId, TooLarge: the definition is invalid.
-            ToolNotFound, AgentNotFound: a tool or agent does not exist, or a draft delegates to an agent that the
+            InvalidField, InvalidId, TooLarge: The definition is invalid.
+            ToolNotFound, AgentNotFound: A tool or agent does not exist, or a draft delegates to an agent that the
                 caller may not use.
-            InvalidSchema: the response format's schema cannot be used.
-            AgentCycle: the agent would delegate to itself, directly or through others.
+            InvalidSchema: The response format's schema cannot be used.
+            AgentCycle: The agent would delegate to itself, directly or through others.
         """
         definition = (agents.check_draft if draft else agents.check)(definition, self._defaults)
         names, unmatched = await self._select(caller, definition)
@@ -201,13 +201,13 @@ class Agents:
         return found
 
     async def list(self, caller: Principal, request: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return a page of agents in their newest versions, or of the caller's drafts. Also return the next page token.
+        """Return a page of agents (newest versions) or of the caller's drafts, and the next page token.
 
         The agents are sorted by name. The deployment's `default` comes first if the store does not have its own.
 
         Raises:
             InvalidPageToken
-            InvalidField: a label is invalid.
+            InvalidField: A label is invalid.
         """
         wanted = check_labels(request.labels)
         found, token = await self._ledger.list(caller, request)

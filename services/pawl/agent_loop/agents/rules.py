@@ -1,4 +1,4 @@
-"""Agent definitions: validation, tool selection, and the run options that follow from them."""
+"""Validates agent definitions, selects their tools and derives options for their runs."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on the tokens of a day or month, for an agent, user or store.
+    """A daily or monthly token limit for an agent, user or store.
 
-    `kind` is the reason for which a run waits.
+    `kind` is the wait reason of a run that is waiting for the next period.
     """
 
     kind: WaitKind
@@ -99,7 +99,7 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exhausted(self) -> TokenBudget | None:
-        """The used-up budget that renews last, or None if the model may be called."""
+        """Return the used-up budget that renews last, or None if the model may be called."""
         used_up = (each for each in self.budgets if each.is_used_up)
         return max(used_up, key=lambda each: each.end_time, default=None)
 
@@ -127,7 +127,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may see the agent. Admins may, and so may everyone who may use it."""
+        """Return whether a user with these roles may see the agent. Its users and all admins may."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
@@ -147,7 +147,7 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     """Validate the definition. Return it without duplicate entries.
 
     Raises:
-        InvalidField, InvalidId, TooLarge: the error names the field.
+        InvalidField, InvalidId, TooLarge: The error names the field.
     """
     check_id(definition.name, "definition.name")
     if definition.options.tool_names:
@@ -188,7 +188,7 @@ def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefi
     """Validate a draft like `check`. Drafts must not have allowed roles or a token quota.
 
     Raises:
-        InvalidField, InvalidId, TooLarge: the error names the field.
+        InvalidField, InvalidId, TooLarge: The error names the field.
     """
     if definition.allowed_roles:
         message = "allowed_roles: leave it empty; a draft is private. Set it when you publish the agent"
@@ -215,8 +215,8 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
     An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
     Raises:
-        ToolNotFound: a selected tool is not available.
-        InvalidField: too many tools are selected, or `tool_choice` is not among them.
+        ToolNotFound: A selected tool is not available.
+        InvalidField: Too many tools are selected, or `tool_choice` is not among them.
     """
     selection, known = definition.tools, {tool.name for tool in offered}
     if selection.is_open:
@@ -268,7 +268,7 @@ def options_of(agent: AgentVersion, requested: AskedOptions, ceilings: Limits) -
     A run may override every option of `default`. It may only narrow the options of any other agent.
 
     Raises:
-        InvalidField: the run overrides or exceeds one of the agent's options.
+        InvalidField: The run overrides or exceeds one of the agent's options.
     """
     preset = _agent_options(agent, ceilings)
     if agent.definition.name != DEFAULT:

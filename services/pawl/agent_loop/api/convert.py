@@ -42,7 +42,7 @@ def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
-    """Return `run` with as many open calls as fit into a response, but at least one. Pending calls come first."""
+    """Return `run` with as many open calls as fit into a response (at least one), pending calls first."""
     size_bytes, pending = 0, len(run.pending_calls)
     for count, call in enumerate((*run.pending_calls, *run.active_calls)):
         size_bytes += call.ByteSize()
@@ -59,7 +59,7 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
     """Validate the results in a request about one run, and fill in missing run ids.
 
     Raises:
-        InvalidId, InvalidField: a result is invalid or belongs to another run, or the number of results is not 1 to 64.
+        InvalidId, InvalidField: A result is invalid or belongs to another run, or the number of results is not 1 to 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"results must have between 1 and {RESULTS_MAX} entries", field="results")
@@ -70,7 +70,7 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
     """Validate a request's decisions.
 
     Raises:
-        InvalidId, InvalidField: a decision is invalid, the number of decisions is not 1 to 64, or two decisions are
+        InvalidId, InvalidField: A decision is invalid, the number of decisions is not 1 to 64, or two decisions are
             about the same call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
@@ -114,7 +114,7 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
     """Validate a decision. If `run_id` is set, use it as the decision's run id.
 
     Raises:
-        InvalidId, InvalidField: the decision is invalid, or its run is not `run_id`.
+        InvalidId, InvalidField: The decision is invalid, or its run is not `run_id`.
     """
     check_kind(message)
     return _with_ids(message, "decision", run_id)

@@ -61,13 +61,13 @@ class Watcher:
                     self.position = event.seq
 
     async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[bytes] | Gap, None]:
-        """Yield encoded events in order, in batches. Return after the last event.
+        """Yield encoded events in order, in batches, until the last event.
 
-        Yields an empty page after each `silence_seconds` without an event. If retention has removed events, yields a
-        gap instead, even if they were removed while the watcher was catching up.
+        Yield an empty page after each `silence_seconds` without an event. If retention has removed events, yield a gap
+        instead, even if they were removed while the watcher was catching up.
 
         Raises:
-            PawlError: the log can no longer be read.
+            PawlError: The log can no longer be read.
         """
         while True:
             if self._page is not None:
@@ -187,7 +187,7 @@ class Feed:
         """Return the tail's next events after `position`, at most one page, or nothing if there are none yet.
 
         Raises:
-            PawlError: the log can no longer be read.
+            PawlError: The log can no longer be read.
         """
         index = position + 1 - self._first_seq()
         if index < len(self._tail):
@@ -209,7 +209,7 @@ class Feed:
         return (self._last_seq or 0) - len(self._tail) + 1
 
     async def _take(self, events: Sequence[bytes], last: RunEvent) -> None:
-        """Accept live events. Buffer early arrivals until the events before them have arrived."""
+        """Accept live events. Hold back early arrivals until the missing events have arrived."""
         if self._last_seq is not None and last.seq <= self._last_seq:
             return
         if len(self._ahead) + len(events) > BEHIND_EVENTS_MAX:

@@ -104,7 +104,7 @@ class Inbox:
         results: Sequence[types_pb2.ToolResult],
         client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
-        """Submit results without a stream. Return one reply per result, in order, and the resulting run.
+        """Submit results without a stream. Return one reply per result, in order, and the run after these results.
 
         With a client id, only results of calls that this client has leased are accepted. An invalid result does
         not affect the others. Idempotent by request id and call.
@@ -130,7 +130,7 @@ class Inbox:
         session id, that session must hold the call.
 
         Raises:
-            InvalidJson, TooLarge: the content is invalid.
+            InvalidJson, TooLarge: The content is invalid.
             RequestIdReused
         """
         returned = call_pb2.CallResult(
@@ -171,11 +171,11 @@ class Inbox:
         """Submit a decision. tool-registry first validates edited arguments and answers that have a schema.
 
         Raises:
-            PermissionDenied: the caller is a delegate that may not decide.
-            InvalidField, TooLarge, InvalidJson: the decision is invalid.
-            CallNotFound: an edit does not refer to one of the run's calls.
-            GrantNotOffered: an edit covers a series whose calls must be decided on one by one.
-            InvalidArguments: the edited arguments or the answer are invalid. The message lists the problems.
+            PermissionDenied: The caller is a delegate that may not decide.
+            InvalidField, TooLarge, InvalidJson: The decision is invalid.
+            CallNotFound: An edit does not refer to one of the run's calls.
+            GrantNotOffered: An edit covers a series whose calls must be decided on one by one.
+            InvalidArguments: The edited arguments or the answer are invalid. The message lists the problems.
         """
         check_decides(caller)
         _check_decision(decision)
@@ -245,7 +245,7 @@ class Inbox:
         An invalid decision does not affect the others. Idempotent by request id and call.
 
         Raises:
-            PermissionDenied: the caller is a delegate that may not decide.
+            PermissionDenied: The caller is a delegate that may not decide.
         """
         check_decides(caller)
         return await asyncio.gather(
@@ -275,7 +275,7 @@ class Inbox:
         """Resolve a call whose outcome is unknown. The call can belong to any user's run in the store.
 
         Raises:
-            PermissionDenied: the caller is a delegate that may not decide.
+            PermissionDenied: The caller is a delegate that may not decide.
             InvalidField, InvalidJson, TooLarge
         """
         check_decides(caller)
@@ -348,7 +348,7 @@ class Inbox:
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
-    """Await the reply. Return an error about this item as a refusal, so that it does not affect other items."""
+    """Await the reply. Return an error about this item as a refusal, so that the other items are still processed."""
     try:
         return await reply
     except REFUSALS as error:

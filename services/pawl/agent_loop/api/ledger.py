@@ -88,7 +88,7 @@ class PublicLedger:
 
         Raises:
             ConversationNotFound, ConversationErased, TooManyJobs, QueueFull, RequestIdReused
-            ToolExists: the request sets `only_repeat`, but does not repeat an earlier request.
+            ToolExists: The request sets `only_repeat`, but does not repeat an earlier request.
         """
         response = await translated(self._stub.StartJob(job))
         self._note(response.run)
@@ -130,7 +130,7 @@ class PublicLedger:
         """Send a command and return its final outcome. `fields` are additional request fields.
 
         Raises:
-            RequestIdReused: the id was already used with a different payload.
+            RequestIdReused: The id was already used with a different payload.
         """
         command.user_id = caller.user_id
         request = pb.SendCommandRequest(

@@ -34,7 +34,7 @@ class BusEvents:
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[Sequence[bytes], RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Call `take` with each batch of consecutive encoded events, and with the batch's last event, decoded."""
+        """Call `take` with each batch of consecutive encoded events and the batch's last event in decoded form."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:

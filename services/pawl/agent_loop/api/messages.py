@@ -1,4 +1,4 @@
-"""Accepts users' messages. A message starts a run, waits for the active run, or steers it."""
+"""Accepts users' messages. A message starts a run, is queued behind the active run, or steers it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools. At most one tool over the limit is serialized, and later validation refuses it."""
+    """Serialize a run's tools.
+
+    If there are too many, stop after the first one over the limit, which fails validation.
+    """
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -84,10 +87,10 @@ class Messages:
         """Create a run and return once it is durable. Idempotent by request id.
 
         Raises:
-            InvalidField, TooLarge: the message or an option is invalid, or conflicts with the agent.
-            InvalidSchema: the schema of the response format or a supplied tool cannot be used.
-            UnsupportedPart, DocumentNotFound: the model does not support a part, or a document does not exist.
-            ToolExists: a supplied tool has the name of an existing tool.
+            InvalidField, TooLarge: The message or an option is invalid, or conflicts with the agent.
+            InvalidSchema: The schema of the response format or a supplied tool cannot be used.
+            UnsupportedPart, DocumentNotFound: The model does not support a part, or a document does not exist.
+            ToolExists: A supplied tool has the name of an existing tool.
             AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused
         """
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
@@ -111,7 +114,7 @@ class Messages:
         Return its run, and whether the message entered a run that was already active.
 
         Raises:
-            PawlError: the errors of `start`.
+            PawlError: Any error that `start` raises.
         """
         checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
         return await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))
@@ -122,7 +125,7 @@ class Messages:
         """Validate the message. Return the ledger's request and, if a new request must be refused, the reason.
 
         Raises:
-            PawlError: any error of `start` about the message itself.
+            PawlError: Any error that `start` raises about the message itself.
         """
         text, content = self._content(message)
         labels = check_labels(message.labels)

@@ -1,4 +1,4 @@
-"""Leases of a client session's front-end calls."""
+"""Leases calls to the front end of a client session."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Candidate:
-    """An offered call that the client does not hold. Request it again at `retry_at`."""
+    """An offered call that the client has not leased. Its lease is requested again at `retry_at`."""
 
     call: Call
     retry_at: float = 0.0
 
 
 class Offers:
-    """The offered calls that one session knows about. Some of them are leased to the session's client.
+    """The offered calls that one session tracks, including those leased to its client.
 
-    At most `calls_max` calls of attached runs are leased at a time. The client must be able to run their tools, or have
-    supplied them. `show` sends a frame. `replaced` is called when the client has opened a newer session.
+    At most `calls_max` calls of attached runs are leased at a time. The client must have supplied their tools or
+    declared that it can run them. `show` sends a frame. `replaced` is called when the client has opened a newer
+    session.
 
     `run` needs its own task. Other tasks call the other methods.
     """
@@ -196,7 +197,7 @@ class Offers:
         return seconds(call.offer.expire_time) + _EXPIRY_MARGIN_SECONDS
 
     def _next(self) -> _Candidate | None:
-        """Return the first call that can be requested now.
+        """Return the first call whose lease can be requested now.
 
         Return None if there is no such call, or if the client has no free slot.
         """

@@ -26,7 +26,7 @@ _log = logs.get_logger(__name__)
 
 
 async def send(ledger: PublicLedger, caller: Principal, run_id: RunId, command: pb.Command, *, act: str) -> Reply:
-    """Send an operator's command and log who sent it. The ledger records accepted commands in the run's log."""
+    """Send an operator's command and log the operator. The ledger records accepted commands in the run's log."""
     reply = await ledger.send_command(caller, run_id, command, as_operator=True)
     outcome = CommandOutcome(reply.outcome).name
     _log.info("operator.acted", act=act, store=caller.store_id, user=caller.user_id, run=run_id, outcome=outcome)

@@ -201,7 +201,7 @@ class Pending:
         """Return a page of pending items. Calls come before runs, and both are sorted oldest first.
 
         Raises:
-            PermissionDenied: the caller requests the items of the whole store but is neither an approver nor an admin.
+            PermissionDenied: The caller requests the items of the whole store but is neither an approver nor an admin.
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
@@ -215,8 +215,8 @@ class Pending:
         Yield an empty part after each `silence_seconds` of silence.
 
         Raises:
-            PermissionDenied: the caller requests the items of the whole store but is neither an approver nor an admin.
-            DependencyUnavailable: the ledger cannot currently be read.
+            PermissionDenied: The caller requests the items of the whole store but is neither an approver nor an admin.
+            DependencyUnavailable: The ledger cannot currently be read.
         """
         _check_may_see(caller, wanted)
         known: Known = {}

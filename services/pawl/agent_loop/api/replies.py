@@ -21,10 +21,10 @@ def is_taken(reply: Reply) -> bool:
 
 
 def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False) -> Run:
-    """Return the run after a command that took effect. With `also_late`, also return it after a command that did not.
+    """Return the run after a command that took effect. With `also_late`, return it even if the command had no effect.
 
     Raises:
-        PawlError: the error that corresponds to the reply's reason, or `default` if there is none.
+        PawlError: The error that corresponds to the reply's reason, or `default` if there is none.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run
@@ -36,7 +36,7 @@ def decided(reply: Reply) -> Run:
 
     Raises:
         RunNotFound, CallNotFound, CallNotPending
-        PawlError: the error that corresponds to the reply's reason.
+        PawlError: The error that corresponds to the reply's reason.
     """
     try:
         return run_after(reply, RunNotFound if reply.outcome == pb.COMMAND_OUTCOME_UNKNOWN else CallNotPending)

@@ -1,4 +1,4 @@
-"""The request and the answer of one model call of a run. The request is built again from the run's history."""
+"""Returns the request and answer of one of a run's model calls. The request is rebuilt from the run's history."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _CALLS_BYTES_MAX: Final = 256 * 1024
 
 
 class Rebuilding(NamedTuple):
-    """The functions with which workers build a request and its body, with the deployment's settings."""
+    """Functions that build a request and its body as workers do, with the deployment's settings."""
 
     request_of: Callable[[State, Sequence[Tool]], ModelRequest]
     body_of: Callable[[ModelRequest], bytes]
 
 
 class _Round:
-    """What the log reports about the round `number`."""
+    """The data in a run's log about the round `number`."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -84,7 +84,7 @@ class _Round:
 
 
 class Rounds:
-    """Model calls of runs. Stateless."""
+    """Reads the model calls of runs. Stateless."""
 
     def __init__(self, ledger: PublicLedger, registry: RegistryClient, rebuilding: Rebuilding) -> None:
         self._ledger = ledger
@@ -96,7 +96,7 @@ class Rounds:
 
         Raises:
             InvalidId, InvalidField, RunNotFound, RoundNotFound
-            ToolNotFound: the user can no longer use a tool that the request offered.
+            ToolNotFound: The user can no longer use a tool that the request offered.
         """
         run_id = convert.run_id(request)
         if not request.round:
@@ -146,7 +146,7 @@ class Rounds:
 
 
 def _as_then(state: State, found: _Round) -> State:
-    """Return the state in which the worker made the model call."""
+    """Return the run's state at the time of the model call."""
     options = state.run.options
     models = (options.model, *options.model_fallbacks)
     fallbacks_used = models.index(found.response.model) if found.response.model in models else 0

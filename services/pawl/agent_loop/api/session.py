@@ -37,11 +37,11 @@ class Sessions:
         reached.
 
         Raises:
-            HelloRequired, InvalidId, InvalidField: the first frame is invalid.
-            SlowConsumer: the client fell behind. The metadata contains the position from which to attach again.
-            DeadlineExceeded: no frame arrived within the silence limit.
-            Cancelled: the client opened another stream.
-            DependencyUnavailable: a frame was not answered. Reconnect and send it again.
+            HelloRequired, InvalidId, InvalidField: The first frame is invalid.
+            SlowConsumer: The client fell behind. The metadata contains the position from which to attach again.
+            DeadlineExceeded: No frame arrived within the silence limit.
+            Cancelled: The client opened another stream.
+            DependencyUnavailable: A frame was not answered. Reconnect and send it again.
         """
         first = await self._first(incoming)
         client_id = ClientId(first.hello.client_id) or ClientId(self._ids.new("cli"))

@@ -26,11 +26,11 @@ def check(frame: session_pb2.SessionRequest) -> None:
     """Validate the frame.
 
     Raises:
-        InvalidField, InvalidId, TooLarge: the frame is invalid. The receipt reports this error.
+        InvalidField, InvalidId, TooLarge: The frame is invalid. The receipt reports this error.
     """
     kind = frame.WhichOneof("frame")
     if kind is None:
-        raise InvalidField("the frame is empty, or this version does not know its kind", field="frame")
+        raise InvalidField("the frame is empty or of an unknown kind", field="frame")
     if kind == "heartbeat":
         return
     if kind == "hello":

@@ -67,7 +67,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames waiting for the client. Their number and their events' total size are limited.
+    """Frames waiting for the client, limited in number and in the total size of their events.
 
     An event can be up to 1 MiB.
     """
@@ -180,7 +180,7 @@ class Stream:
         """Handle the frame. Every frame except a heartbeat gets one receipt.
 
         Raises:
-            PawlError: no receipt is possible. The stream ends, and the client can send the frame again.
+            PawlError: No receipt is possible. The stream ends, and the client can send the frame again.
         """
         while self._unconfirmed:  # A new frame proves that the client received those events.
             self._parts.watches.confirm(self._caller, RunId(self._unconfirmed.pop()))
@@ -240,7 +240,7 @@ class Stream:
 
     async def _submit(self, request_id: RequestId, result: ToolResult) -> Reply:
         if result.offer_epoch == 0:
-            raise InvalidField("offer_epoch must match the offer's offer_epoch", field="tool_result.offer_epoch")
+            raise InvalidField("offer_epoch must be set to that of the offer", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
         outcome: int | None = None
         try:

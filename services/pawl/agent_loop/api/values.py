@@ -1,5 +1,3 @@
-"""Identifies the clients to which calls are offered."""
-
 from __future__ import annotations
 
 from typing import Final

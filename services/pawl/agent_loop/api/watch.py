@@ -98,8 +98,8 @@ class Watches:
         If the watcher falls too far behind, the block is cancelled wherever its task is waiting.
 
         Raises:
-            RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
-            SlowConsumer: inside the block. The metadata contains the position from which to attach again.
+            RunNotFound, SeqBeyondEnd, Overloaded: Raised before the block starts.
+            SlowConsumer: Raised inside the block. The metadata contains the position from which to attach again.
         """
         key = (caller.store_id, caller.user_id, run_id)
         feed = self._feeds.get(key)
@@ -118,7 +118,7 @@ class Watches:
             if not watcher.cut:
                 raise
             raise SlowConsumer(
-                f"the client fell behind; attach again after seq {watcher.position}",
+                f"the client fell behind: attach again after seq {watcher.position}",
                 resume_after_seq=watcher.position,
                 run_id=run_id,
             ) from None
@@ -165,7 +165,7 @@ class Watches:
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
-        """Poll all feeds while NATS is unavailable. Otherwise, poll some of them at a time."""
+        """Poll all feeds if NATS is or just was unavailable. Otherwise, poll each feed at longer intervals."""
         was_connected = False
         for tick in itertools.count():
             await asyncio.sleep(self._poll_seconds)
@@ -199,7 +199,7 @@ class RunSteps:
 
         Raises:
             InvalidId, InvalidField, RunNotFound
-            InvalidPageToken: the run does not have the step in the token.
+            InvalidPageToken: The run does not have the step in the token.
         """
         run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
         found = await self._all(caller, run_id)
@@ -228,10 +228,10 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Yield step changes after `after_seq` until the run ends. Each part includes the seq of its last event.
+        """Yield the changes of steps after `after_seq` until the run ends.
 
-        Skips events that do not change a step. After `silence_seconds` without an event, yields a part without changes.
-        Use it inside `contextlib.aclosing`.
+        Each part includes the seq of its last event. Skip events that do not change a step. After `silence_seconds`
+        without an event, yield a part without changes. Use it inside `contextlib.aclosing`.
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded, SlowConsumer

@@ -1,5 +1,3 @@
-"""Implements WhoAmI, which describes the caller and the deployment."""
-
 from __future__ import annotations
 
 from contextlib import suppress

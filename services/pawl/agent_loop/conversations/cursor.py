@@ -24,8 +24,8 @@ _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
     """The messages, changed runs and run events that a watcher has received so far.
 
-    The watcher has received messages up to `number`, runs that changed before a certain time, and the events of
-    `run_id` up to `seq`. `run_id` is empty if no events were sent.
+    The watcher has received messages up to `number`, runs that changed up to `microseconds`, and the events of `run_id`
+    up to `seq`. `run_id` is empty if no events were sent.
     """
 
     number: _Number = 0

@@ -1,4 +1,4 @@
-"""Validates imported histories, and refuses everything that a strict model server would refuse.
+"""Validates imported histories. Refuses everything that a strict model server would refuse.
 
 Adjacent messages of the same role are allowed. They are merged for the model.
 """
@@ -67,7 +67,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield a fault for everything that a strict model server would refuse, and for a user message at the end."""
+    """Yield a fault for everything that a strict model server would refuse, and for a final message from the user."""
     if not history:
         yield Fault(message=0, text="the history has no messages")
     elif history[0].role is not HistoryRole.USER:
@@ -89,7 +89,7 @@ def check(history: Sequence[HistoryMessage]) -> None:
     """Validate the history.
 
     Raises:
-        InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
+        InvalidHistory: The history is invalid. The error lists up to 20 faults with their positions.
     """
     found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:
@@ -199,8 +199,10 @@ def _message_faults(message: HistoryMessage) -> Iterator[str]:
         yield "only assistant messages may have calls"
     if message.call_id and message.role is not HistoryRole.TOOL:
         yield "only tool messages may name a call"
-    if message.error_reason and not (message.is_error and _REASON.fullmatch(message.error_reason)):
-        yield "an error_reason needs is_error and has at most 64 capital letters, digits and _"
+    if message.error_reason and not message.is_error:
+        yield "error_reason requires is_error"
+    if message.error_reason and not _REASON.fullmatch(message.error_reason):
+        yield "error_reason must have at most 64 capital letters, digits and _"
     yield from _text_faults(message.text, "the text", bytes_max)
     if len(message.calls) > CALLS_MAX:
         yield f"a message may have at most {CALLS_MAX} calls, got {len(message.calls)}"

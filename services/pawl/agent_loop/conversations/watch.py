@@ -160,7 +160,7 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The state of a run that a stream last sent, and the time. A run with an unchanged `version` is unchanged."""
+    """The state of a run that was last sent to a stream, and when. A run with an unchanged `version` is unchanged."""
 
     version: str
     digest: int
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """A run whose events the stream must send: its start time, and its last known seq and state."""
+    """A run whose events the stream must send. Includes its start time and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int
@@ -427,7 +427,7 @@ def _is_state(event: RunEvent) -> bool:
 
 
 def _began_microseconds(run: Run) -> int:
-    """Return when a run started. If it never started, return when it ended or, failing that, when it was created."""
+    """Return when a run started. If it never started, return when it ended or else when it was created."""
     named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
     microseconds: int = getattr(run, named).ToMicroseconds()
     return microseconds

@@ -40,7 +40,7 @@ def goal_of(arguments_json: bytes, now: float) -> Goal:
     """Return the goal that a model's call starts.
 
     Raises:
-        ValueError: the arguments are invalid. The message contains the reason.
+        ValueError: The arguments are invalid. The message contains the reason.
     """
     try:
         given = msgspec.json.decode(arguments_json, type=_Asked)

@@ -15,7 +15,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a recent attempt, and the reason why it was not sufficient. Later attempts receive both."""
+    """The answer of a recent attempt, and why it was not sufficient. Later attempts receive both."""
 
     number: int
     answer: str

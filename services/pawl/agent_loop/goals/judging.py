@@ -96,7 +96,7 @@ def check_expression(source: str) -> None:
     """Check that a criterion's expression is allowed.
 
     Raises:
-        ExpressionError: the expression is not allowed. The message contains the reason.
+        ExpressionError: The expression is not allowed. The message contains the reason.
     """
     kind = _EXPRESSIONS.compile(source).return_type().name().lower()
     if kind not in {"bool", "double", "int", "uint", "dyn"}:
@@ -161,7 +161,7 @@ def citations(call: Call) -> tuple[str, ...]:
 
 
 def without_rest(call: Call) -> Call:
-    """Return a call whose result is truncated to the part shown to the judge."""
+    """Return the call with its result truncated to the part shown to the judge."""
     if call.result is None:
         return call
     return replace(call, result=replace(call.result, content_json=call.result.content_json[:_RESULT_BYTES_MAX]))

@@ -1,7 +1,7 @@
 """Implements goals. Child runs make attempts, which are judged until the goal is met or a limit is reached.
 
-If a model judges, another child run does so. If a tool checks, it is an ordinary call. The goal run itself calls no
-model. Messages from its user are passed to the next attempt.
+A judge runs as another child run. A tool that checks the criterion is called like any other tool. The goal run itself
+calls no model. Messages from its user are passed to the next attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GoalProgram(Program):
         return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record judgements. Report the progress that a judgement found as progress of the judging call."""
+        """Record judgements. The progress that they found is reported as progress of the judging calls."""
         after = rules.recorded(after, _goal(after))
         progress = after.run.job_progress
         if progress is None or progress == base.run.job_progress:

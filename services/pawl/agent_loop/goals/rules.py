@@ -1,7 +1,7 @@
 """Drafts a goal's calls and records their results.
 
 Each attempt is a round. The calls of a round are the attempt and its judgement. If a judge's answer cannot be used, the
-judgement is repeated once. A tool also checks the criterion before the first attempt and after each wait. The ids of
+judgement is repeated once. A criterion's tool is also called before the first attempt and after each wait. The ids of
 the calls are derived from the run, the round and the step.
 """
 
@@ -104,7 +104,7 @@ def check(state: State, goal: Goal, now: float, *, at: tuple[int, Step]) -> Call
 
 
 def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: float) -> Call:
-    """Return the call to the judge. If the first answer cannot be used, this is the second call."""
+    """Return the call to the judge. If the judge's first answer could not be used, return the second call."""
     if goal.criterion.judge is None:
         raise RuntimeError("the goal has no judge")
     judge, first = goal.criterion.judge, step_of(state, attempted.round, Step.JUDGEMENT)

@@ -55,8 +55,8 @@ class GoalStarting:
         """Create a goal run and return once it is durable. Idempotent by request id.
 
         Raises:
-            InvalidField, InvalidId, InvalidJson, TooLarge: the goal is invalid, or its agent cannot pursue it.
-            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are not
+            InvalidField, InvalidId, InvalidJson, TooLarge: The goal is invalid, or its agent cannot pursue it.
+            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: Its agents or the call to its tool are not
                 allowed.
             QueueFull, RequestIdReused
         """
@@ -81,7 +81,7 @@ class GoalStarting:
         return (await unless_refused(submission, refusal, lambda: self._ledger.submit_message(submission))).run
 
     async def _check_current(self, caller: Principal, submission: pb.SubmitMessageRequest, goal: Goal) -> None:
-        """Check what can change between two equal requests: the time, agents, tools and rules."""
+        """Check everything that can change between two equal requests: the time, agents, tools and rules."""
         now, options = self._clock.now(), wire.OPTIONS.read(submission.options)
         if goal.deadline_time is not None and goal.deadline_time <= now:
             raise InvalidField("goal.deadline_time must be in the future", field="goal.deadline_time")

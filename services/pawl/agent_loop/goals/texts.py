@@ -1,4 +1,4 @@
-"""Texts for goals: the tasks of attempts, and the report."""
+"""Writes the texts of goals: the tasks of attempts, and the final report."""
 
 from __future__ import annotations
 

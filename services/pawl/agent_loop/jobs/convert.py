@@ -115,7 +115,10 @@ def _expected_end(run: run_pb2.Run) -> float | None:
 
 
 def _not_stopped(run: run_pb2.Run) -> str:
-    """Return the reason in the call's result, which is the job's output."""
+    """Return why the job's call could not be stopped, or an empty string if no call is left running.
+
+    The reason is the error in the job's output.
+    """
     if not run.unstopped_call_ids:
         return ""
     try:

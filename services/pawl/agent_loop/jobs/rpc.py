@@ -170,7 +170,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         """Return the caller and the id of the requested job.
 
         Raises:
-            RunNotFound: the job does not exist.
+            RunNotFound: The job does not exist.
         """
         caller, job_id = require_user(), RunId(check_id(request.job_id, "job_id"))
         await self._job(caller, job_id)
@@ -230,7 +230,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
 
 def _reported_to(run: run_pb2.Run) -> str:
-    """Return the conversation to which a run's jobs report, which is the conversation of the root run."""
+    """Return the conversation to which a run's jobs report: that of the root run."""
     root = run.above[0].conversation_id if run.above else ""
     return root or run.reports_to_conversation_id or run.conversation_id
 

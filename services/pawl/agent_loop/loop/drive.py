@@ -127,7 +127,7 @@ class Drive:
         """Drive the run, starting from `loaded` if it is set. Return the reason for releasing the run.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
+            LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
         """
         loaded = await self._load() if loaded is None else self._prepared(loaded)
         self._base = loaded.state
@@ -237,7 +237,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether nothing but model output can have arrived. In that case, the rules need not run."""
+        """Return whether only model output can have arrived. In that case, there is nothing to decide."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 

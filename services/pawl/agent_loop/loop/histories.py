@@ -1,4 +1,4 @@
-"""Caches of conversation histories. With them, job-store sends only the new part when a worker loads a run.
+"""Caches conversation histories, so that job-store sends only the new part when a worker loads a run.
 
 job-store decides which prefix of a history may be cached and, at the next load, whether the prefix is still valid (see
 its `ledger/rules/prefix.py`). Small histories are sent with the claim and are not cached.

@@ -1,5 +1,3 @@
-"""The workers' client for the ledger service."""
-
 from __future__ import annotations
 
 import time
@@ -100,7 +98,7 @@ class WorkerLedgerClient:
         """Load the full state of a claimed run.
 
         Raises:
-            LeaseLost, RunNotFound: the run does not belong to this worker.
+            LeaseLost, RunNotFound: The run does not belong to this worker.
         """
         known = self._histories.of(claim.key)
         request = pb.LoadRunRequest(**_fence(claim), known=known.prefix if known else None)
@@ -124,7 +122,7 @@ class WorkerLedgerClient:
         """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined the run.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
+            LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
         """
         request = pb.ReportCrashRequest(**_fence(claim))
         response = await translated(self._stub.ReportCrash(request))
@@ -134,8 +132,8 @@ class WorkerLedgerClient:
         """Write one step. Idempotent by commit id.
 
         Raises:
-            LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
-            InboxChanged, IllegalTransition: nothing was written. Reload and plan again.
+            LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
+            InboxChanged, IllegalTransition: Nothing was written. Reload and plan again.
         """
         request = pb.CommitRunRequest(**_fence(claim), commit_id=commit_id, **_STEP.fields(step))
         return await translated(self._stub.CommitRun(request))
@@ -160,9 +158,9 @@ class WorkerLedgerClient:
 
 
 async def load_at(channel: grpc.aio.Channel, run: RunKey, last_number: int) -> tuple[Loaded, Sequence[call_pb2.Call]]:
-    """Return any run with the history that it had when the conversation ended with message `last_number`.
+    """Return a run of any user, with its history as it was after message `last_number` of the conversation.
 
-    Also return the run's calls and the calls of the history.
+    Also return the calls of the run and of the history.
 
     Raises:
         RunNotFound

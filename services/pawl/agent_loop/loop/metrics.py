@@ -1,5 +1,3 @@
-"""The loop's Prometheus metrics."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,7 +13,7 @@ _ADDED_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5
 
 
 class PrometheusMeter:
-    """Metrics of the loop. `provider` is the deployment's model server. Other model servers have names."""
+    """Metrics of the loop. `provider` is the deployment's default model server. Other servers are labelled by name."""
 
     def __init__(self, metrics: Metrics, provider: str, monotonic: Callable[[], float]) -> None:
         self._store, self._provider, self._monotonic = metrics.store, provider, monotonic

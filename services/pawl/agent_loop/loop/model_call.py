@@ -47,7 +47,7 @@ _NO_ARGUMENTS: Final = b'{"type":"object","properties":{}}'
 
 
 class ModelCall:
-    """Makes the state's open model call, once. Its output can be read even while it streams."""
+    """Makes the open model call once. Its output can be read while it streams."""
 
     def __init__(
         self,
@@ -97,7 +97,10 @@ class ModelCall:
         random: Randomness,
         take: Callable[[int, int | None], Awaitable[TokenBudget | None]] | None,
     ) -> ModelAnswer | ModelFailed:
-        """Make the call, unless `take` returns a limit that its tokens reach: those of the prompt and the answer."""
+        """Make the call unless the token budget or a limit that `take` returns prevents it.
+
+        `take` reserves the tokens of the prompt and the answer, and returns the budget that has too few left, if any.
+        """
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
@@ -281,5 +284,8 @@ class TermsCache:
 
 
 def agent_with_budget(run: Run) -> str:
-    """Return the name of the run's agent. Drafts and the deployment's default have no budget, so it is then empty."""
+    """Return the name of the run's agent.
+
+    It is empty for drafts and the default agent, because neither has a budget.
+    """
     return "" if run.agent is None or draft_name(run.agent.name) else run.agent.name

@@ -35,7 +35,7 @@ _BUDGET: Final = wire.WIRE.struct(TokenBudget, agents_pb2.TokenBudget)
 
 
 class ModelLimits:
-    """The limits of a run's model calls. `shared` is None if there are none."""
+    """The limits of a run's model calls. `shared` is None if the deployment has no shared limits."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ModelLimits:
         return replace(limit, end_time=end_time)
 
     def ended(self, call: ModelCall, store_id: StoreId, server: str) -> None:
-        """Note that a call has ended. Its tokens are counted once they are durable (`count`)."""
+        """Record that a call has ended. Once its tokens are durable, `count` counts them."""
         if call.model_call_id:
             more = usage_of(call.usage()).total_tokens - call.prompt_tokens
             self._ended[call.model_call_id] = CountedCall(store_id, server, more)

@@ -58,7 +58,7 @@ class AgentReader(Protocol):
         """Return one version of an agent. Version 0 means the newest version.
 
         Raises:
-            AgentNotFound: there is no such version. A deleted agent has no newest version.
+            AgentNotFound: There is no such version. A deleted agent has no newest version.
         """
         ...
 
@@ -111,7 +111,7 @@ class Registry(Protocol):
         tools that do not exist for this user are omitted.
 
         Raises:
-            ToolNotFound: a tool does not exist for this user. Metadata `tool_name` names it.
+            ToolNotFound: A tool does not exist for this user. Metadata `tool_name` names it.
         """
 
     async def check(
@@ -138,7 +138,7 @@ class Registry(Protocol):
         """Run a call. Yield its progress, then its result. Use it inside `contextlib.aclosing`.
 
         Raises:
-            ToolNotFound, ApprovalRequired, InvalidArguments: the call is not allowed to run.
+            ToolNotFound, ApprovalRequired, InvalidArguments: The call is not allowed to run.
         """
 
     async def cancel(self, context: CallContext, call_id: CallId, *, wait_seconds: float) -> Stopped:
@@ -147,6 +147,9 @@ class Registry(Protocol):
 
 class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
     """The server and times of a model call.
+
+    The times are monotonic. A time is None if its event did not happen. `server` is empty for the deployment's model
+    server.
 
     The times are monotonic, and None if the event did not happen. `server` is empty for the deployment's model server.
     """

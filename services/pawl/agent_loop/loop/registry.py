@@ -1,5 +1,3 @@
-"""A client for the tool registry."""
-
 from __future__ import annotations
 
 import hashlib
@@ -144,7 +142,7 @@ class RegistryClient:
         """Register a workflow as a tool of its store. If the version has no `as_tool`, remove that tool.
 
         Raises:
-            ToolExists: the name belongs to another tool.
+            ToolExists: The name belongs to another tool.
             InvalidSchema, InvalidField
         """
         request = execution_pb2.PutWorkflowToolRequest(
@@ -204,7 +202,7 @@ class RegistryClient:
         """Validate an answer to a running tool's question.
 
         Raises:
-            InvalidArguments: the answer does not match the schema. The message explains why.
+            InvalidArguments: The answer does not match the schema. The message explains why.
         """
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
@@ -216,7 +214,7 @@ class RegistryClient:
 
         Raises:
             DocumentNotFound
-            InvalidField: the name is invalid.
+            InvalidField: The name is invalid.
         """
         request = execution_pb2.ReadDocumentRequest(
             store_id=caller.store_id, user_id=caller.user_id, name=file.document_name, shared=file.shared
@@ -227,8 +225,8 @@ class RegistryClient:
         """Validate an answer against a response format's schema. If `output` is None, validate only the schema.
 
         Raises:
-            InvalidSchema: the schema cannot be used.
-            Overloaded, DependencyUnavailable: the check is not currently possible.
+            InvalidSchema: The schema cannot be used.
+            Overloaded, DependencyUnavailable: The check is not currently possible.
         """
         asked = None if output is None else output.encode()
         request = execution_pb2.CheckOutputRequest(store_id=store_id, schema_json=schema_json, output=asked)
@@ -242,7 +240,7 @@ class RegistryClient:
         If `series` is set, the verdict contains the digest for granting the series with these arguments.
 
         Raises:
-            InvalidArguments: the arguments are not allowed. The message lists all problems.
+            InvalidArguments: The arguments are not allowed. The message lists all problems.
         """
         own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(

@@ -66,7 +66,7 @@ class RunTools:
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, including the one that the model must call, if it is registered."""
+        """Return the run's registered tools. They include the tool that the model must call, if it is registered."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:
@@ -91,7 +91,7 @@ async def pinned_tools(
     """Return the tools that the run has pinned.
 
     Raises:
-        ToolNotFound: a tool does not exist for this user.
+        ToolNotFound: A tool does not exist for this user.
     """
     pinned = [tool for tool in run.tools if not tool.definition_sha256]
     found = await resolve([tool.name for tool in pinned], pinned) if pinned else Resolved(tools=())

@@ -52,7 +52,7 @@ class Tracing:
 
 
 def tracing_of(tracer: Tracer | None, model_urls: Mapping[str, str]) -> Tracing | None:
-    """Return how to record runs that call the model servers at these URLs, or None without a tracer."""
+    """Return the settings for recording runs that call these model servers, or None without a tracer."""
     if tracer is None:
         return None
     servers = {name: _server(url) for name, url in model_urls.items()}
@@ -201,7 +201,7 @@ class RunSpans:
         return span
 
     def delegated(self, delegations: Iterable[Delegation]) -> tuple[Delegation, ...]:
-        """Return the runs to create, each with the context that it continues or to which its own trace links."""
+        """Return the runs to create, each with the trace context that it continues or links to."""
         context = self._drive.traceparent
         if self._is_series:
             return tuple(replace(each, trace_link=self._run.traceparent) for each in delegations)
@@ -269,7 +269,7 @@ def _with_span_id(traceparent: str, span_id: int) -> str:
 
 
 def _starts_of_jobs(state: State) -> Sequence[str]:
-    """Return the contexts in which the jobs were started whose reports started this turn."""
+    """Return the trace contexts of the jobs whose reports started this turn."""
     jobs = (notice.run for notice in state.notices) if state.run.is_turn else ()
     return [job.traceparent or job.trace_link for job in jobs]
 

@@ -36,7 +36,7 @@ class Tasks:
         """Return and clear the facts collected so far.
 
         Raises:
-            Exception: a task raised this exception, which is a bug.
+            Exception: A task raised this exception, which is a bug.
         """
         if self._failure is not None:
             raise self._failure
@@ -44,7 +44,7 @@ class Tasks:
         return facts
 
     async def cut(self, name: str) -> bool:
-        """Cancel a task and wait for it to end. Return whether the cancellation came before its end."""
+        """Cancel a task and wait for it to end. Return whether it was cancelled before it had ended."""
         task = self._tasks.get(name)
         if task is None:
             return False

@@ -75,7 +75,7 @@ class ToolCalls:
         tools that do not exist for this user.
 
         Raises:
-            ToolNotFound: a tool does not exist for this user.
+            ToolNotFound: A tool does not exist for this user.
         """
         return await self._retry.until_answered(
             lambda: self._registry.resolve(self._context, names, pinned, most=most, skip_missing=skip_missing)
@@ -110,7 +110,7 @@ class ToolCalls:
 
     @property
     def key_is_gone(self) -> bool:
-        """True if this is a background or child run, and the API key that started it is no longer valid."""
+        """True if this is a background or child run whose API key is no longer valid."""
         run = self._run
         return (run.times_itself or bool(run.above)) and self._credential_is_gone(_principal(run))
 

@@ -70,7 +70,7 @@ class Answer:
         """Yield the pieces that `data` completes, including those before a fault. Consume all of them.
 
         Raises:
-            ModelError: the data is invalid or reports an error.
+            ModelError: The data is invalid or reports an error.
         """
         self._bytes += len(data)
         if self._bytes > ANSWER_BYTES_MAX:
@@ -98,7 +98,7 @@ class Answer:
         """Return the remaining pieces at the end of the data. The last one is `Finished`.
 
         Raises:
-            ModelError: the answer is incomplete or was withheld.
+            ModelError: The answer is incomplete or was withheld.
         """
         pieces = self._last_pieces()
         if self._finish_reason is None and not (self.done and self._has_output):

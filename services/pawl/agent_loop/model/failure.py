@@ -111,7 +111,7 @@ _CONTENT: Final = (
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 
-TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off before its end.")
+TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer ended early.")
 EMPTY: Final = Problem(reason="EMPTY_STREAM", message="The model server's answer was empty.")
 # The connection could not be opened, or was lost.
 NETWORK: Final = Problem(reason=model.NETWORK, message="The model server cannot be reached.")
@@ -175,9 +175,9 @@ def reported(error: Any) -> Problem:
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem for bytes that are not a chunk. If they contain a message, quote it as the server's."""
+    """Return the problem for bytes that are not a chunk. If they contain an error message, quote it."""
     detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
-    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that is not valid{detail}.")
+    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be parsed{detail}.")
 
 
 def headers_timeout(seconds: float) -> Problem:

@@ -54,7 +54,7 @@ def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObje
     """Return the fields that are neither `known` nor empty.
 
     Raises:
-        UnicodeDecodeError: a field is not valid UTF-8.
+        UnicodeDecodeError: A field is not valid UTF-8.
     """
     left = {name: value for name, value in whole.items() if name not in known}
     for value in left.values():

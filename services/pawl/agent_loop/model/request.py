@@ -40,7 +40,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     def shows_outage(self, problem: Problem) -> bool | None:
         """Return whether the failed call shows that the server cannot answer any request.
 
-        None means that this is unknown. Clients choose timeouts, so a short timeout proves nothing.
+        Return None if this is unknown. Clients choose timeouts, so a short timeout proves nothing.
         """
         if problem.reason == ROUND_TIMEOUT:
             return None
@@ -166,5 +166,5 @@ class ModelPort(Protocol):
         the consumer awaits a piece. Text may contain NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:
-            ModelError: the call failed. Discard its pieces if the call is retried.
+            ModelError: The call failed. Discard its pieces if the call is retried.
         """

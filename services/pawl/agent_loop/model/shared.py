@@ -77,7 +77,7 @@ class SharedModels:
         return await translated(self._stub.TakeModelCall(request))
 
     def used(self, model_call_id: str, call: CountedCall) -> None:
-        """Note that a call has ended, and that the ledger has its tokens."""
+        """Record that a call has ended and that its tokens are in the ledger."""
         self._uncounted[model_call_id] = call
         self._has_uncounted.set()
 
@@ -91,7 +91,7 @@ class SharedModels:
                     del self._uncounted[model_call_id]
 
     async def announce(self, clock: Clock) -> None:
-        """Report the names of all model servers every minute, so that settings can name only these."""
+        """Report the names of all model servers every minute. Settings can only refer to these names."""
         while True:
             names = sorted({"default", *filter(None, self._servers)})
             await translated(self._stub.ReportModelServer(pb.ReportModelServerRequest(known_servers=names)))

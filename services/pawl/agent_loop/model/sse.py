@@ -33,7 +33,7 @@ class SseDecoder:
         """Return the data of the events that `chunk` completes, in order.
 
         Raises:
-            EventTooLargeError: the decoder cannot continue.
+            EventTooLargeError: The decoder cannot continue.
         """
         if not chunk:
             return []
@@ -52,7 +52,7 @@ class SseDecoder:
         The standard would discard the event. This decoder returns it, because some servers omit the last empty line.
 
         Raises:
-            EventTooLargeError: the event is too large.
+            EventTooLargeError: The event is too large.
         """
         events: list[bytes] = []
         self._buffer += b"\n\n"

@@ -22,8 +22,8 @@ def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
     """Validate a definition that starts a workflow. Return whether all firings have the same input.
 
     Raises:
-        InvalidField: a field is set that only applies to runs without a workflow, or the input is invalid.
-        TooLarge: the input is too large.
+        InvalidField: A field is set that only applies to runs without a workflow, or the input is invalid.
+        TooLarge: The input is too large.
     """
     for name in _OF_RUNS:
         if getattr(definition, name, ""):
@@ -48,7 +48,7 @@ def rendered(definition: ScheduleDefinition | TriggerDefinition, scope: Mapping[
     """Return the input with its expressions replaced by their values.
 
     Raises:
-        InvalidArguments: an expression fails.
+        InvalidArguments: An expression fails.
     """
     try:
         return strict_json.dumps_canonical(expressions.render(_template(definition), scope))

@@ -102,14 +102,14 @@ class ScheduleServicer:
 
         Raises:
             ScheduleNotFound, RequestIdReused
-            DependencyUnavailable: the schedule changed repeatedly, or the ledger is unavailable.
+            DependencyUnavailable: The schedule changed repeatedly, or the ledger is unavailable.
         """
         request = schedules_pb2.GetDueScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
         for _ in range(_TRIGGERS_MAX):
             found = await translated(self._stub.GetDueSchedule(request))
             if (fire := await self._fire(found.due, request_id, backfill_time)) is not None:
                 return fire
-        raise DependencyUnavailable("the schedule is being changed: try again")
+        raise DependencyUnavailable("the schedule is being changed: try again later")
 
     async def backfill(
         self, caller: Principal, name: str, start: Timestamp, end: Timestamp, request_id: RequestId
@@ -120,7 +120,7 @@ class ScheduleServicer:
 
         Raises:
             ScheduleNotFound, InvalidField, TooLarge, RequestIdReused
-            DependencyUnavailable: see `trigger`. The schedule may have fired for some of the times.
+            DependencyUnavailable: See `trigger`. The schedule may have fired for some of the times.
         """
         request = schedules_pb2.GetDueScheduleRequest(
             store_id=caller.store_id, user_id=caller.user_id, name=name, begin_time=start, end_time=end

@@ -1,4 +1,4 @@
-"""Messages of runs started by schedules and triggers, prepared as if their users had started them."""
+"""Prepares messages of runs started by schedules and triggers, as if their users had started them."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class Starting:
         """Check that a run can currently be started with this definition.
 
         Raises:
-            AgentNotFound, WorkflowNotFound, InvalidField, InvalidId, TooLarge: the run cannot be started.
-            InvalidArguments: the workflow does not accept this input.
+            AgentNotFound, WorkflowNotFound, InvalidField, InvalidId, TooLarge: The run cannot be started.
+            InvalidArguments: The workflow does not accept this input.
         """
         if not definition.workflow:
             if definition.input_json:
@@ -145,7 +145,7 @@ class Starting:
         request that fires it or, if there is none, to `last_run_id`, the run of the previous firing.
 
         Raises:
-            PawlError: a transient error in RETRYABLE.
+            PawlError: A transient error in RETRYABLE.
         """
         try:
             if self._credential_is_gone(caller):

@@ -91,9 +91,9 @@ class TriggerServicer:
         """Check that the caller may have this trigger, and that the trigger can currently start a run.
 
         Raises:
-            PermissionDenied: the trigger has a mailbox, whose password belongs to the store, but the caller is not an
+            PermissionDenied: The trigger has a mailbox, whose password belongs to the store, but the caller is not an
                 admin.
-            AgentNotFound, InvalidField, InvalidId, TooLarge: a run cannot be started.
+            AgentNotFound, InvalidField, InvalidId, TooLarge: A run cannot be started.
         """
         if definition.HasField("mailbox") and Role.ADMIN not in caller.rights:
             raise PermissionDenied(
@@ -108,7 +108,7 @@ class TriggerServicer:
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
-            DependencyUnavailable: the trigger changed repeatedly, or the ledger is unavailable.
+            DependencyUnavailable: The trigger changed repeatedly, or the ledger is unavailable.
         """
         headers = _checked(headers, body)
         data = outside.read_body(body)
@@ -123,7 +123,7 @@ class TriggerServicer:
             fired = await self._fire(checked.due, self._event(checked.due, event_id, source, data))
             if fired.HasField("fire"):
                 return fired
-        raise DependencyUnavailable("the trigger is being changed: try again")
+        raise DependencyUnavailable("the trigger is being changed: try again later")
 
     async def deliver_mail(self, store_id: StoreId, mail: pb.DeliverMailRequest) -> FireTriggerResponse:
         """Fire a trigger for an e-mail, unless an e-mail at the same or a later position has already been delivered.

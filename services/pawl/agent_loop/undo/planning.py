@@ -36,13 +36,13 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    The calls of a workflow or goal run include those of the runs below it. Rounds of a job that are no longer stored
-    share one source, which contains their number. If a rerun reuses results of another run, a source refers to that run
-    instead of its calls. Unless `open_may_be_left`, all runs below must have ended.
+    The calls of a workflow or goal run include those of the runs below it. The deleted rounds of a job share one
+    source, which contains their number. If a rerun reuses results of another run, a source refers to that run instead
+    of its calls. Unless `open_may_be_left`, all runs below must have ended.
 
     Raises:
-        RunNotFound: the user does not have this run.
-        RunNotEnded: a run below it is still being stopped.
+        RunNotFound: The user does not have this run.
+        RunNotEnded: A run below it is still being stopped.
     """
     stub = ledger_pb2_grpc.LedgerServiceStub(channel)
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)

@@ -1,4 +1,4 @@
-"""The undo of a run's calls: which ones can be undone, in which order, and with what results.
+"""Decides which of a run's calls can be undone and in which order, and evaluates the results.
 
 The ids of undo attempts are derived from the call's id. Earlier attempts are therefore visible from the calls alone,
 and no attempt is made twice.

@@ -69,7 +69,7 @@ class Undoing:
 
         Raises:
             RunNotFound
-            InvalidField: the run is not an undo.
+            InvalidField: The run is not an undo.
         """
         owner, run = await self._run(caller, run_id)
         if not run.HasField("undo"):

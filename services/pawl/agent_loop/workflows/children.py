@@ -50,7 +50,7 @@ def named(call: Call) -> RunWorkflow | None:
 
 
 def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
-    """Return the child run for a call that a workflow carries out.
+    """Return the child run for a call to a workflow.
 
     Raises:
         NotStarted

@@ -255,7 +255,7 @@ def walk(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
 
 
 def templates(node: AnyNode) -> dict[str, Any]:
-    """Return the values of a node that may contain expressions, by path. Exclude the nodes inside it."""
+    """Return a node's values that may contain expressions, by path. Exclude the nodes inside it."""
     found = {name.rstrip("_"): getattr(node, name) for name in _TEMPLATES[type(node)]}
     if isinstance(node, CallNode) and node.repeat is not None:
         found["repeat.until"] = node.repeat.until

@@ -76,8 +76,8 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
     """Return the next call of a node other than a map.
 
     Raises:
-        CallsNeeded: calls must be read first.
-        ExpressionError: an expression fails, or its value is not allowed.
+        CallsNeeded: Calls must be read first.
+        ExpressionError: An expression fails, or its value is not allowed.
     """
     node = step.node
     match node:

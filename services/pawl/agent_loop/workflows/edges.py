@@ -25,8 +25,8 @@ class Edge(NamedTuple):
 class Incoming(NamedTuple):
     """The incoming edges of a node.
 
-    It starts once its join over `control` is met and all sources in `others` have ended. `control` maps sources to
-    kinds of edges. `others` contains references. If a node has only references, they are its control edges instead.
+    The node starts once its join over `control` is met and all sources in `others` have ended. `control` maps sources
+    to kinds of edges. `others` contains references. If a node has only references, they are its control edges instead.
     """
 
     control: Mapping[str, EdgeKind]
@@ -60,7 +60,7 @@ def order(found: Mapping[str, Incoming]) -> tuple[str, ...]:
     """Return the nodes in topological order, then by name.
 
     Raises:
-        graphlib.CycleError: the error's second argument is a cycle, from source to target.
+        graphlib.CycleError: The error's second argument is a cycle, from source to target.
     """
     sorter = TopologicalSorter({name: (*each.control, *each.others) for name, each in found.items()})
     sorter.prepare()

@@ -120,7 +120,7 @@ class Execution:
         """Return the output of a node as JSON, or an empty value if it has not succeeded.
 
         Raises:
-            CallsNeeded: calls must be added first.
+            CallsNeeded: Calls must be added first.
         """
         record = self._cursor.nodes.get(step.number)
         if record is None or record.state is not NodeState.SUCCEEDED:

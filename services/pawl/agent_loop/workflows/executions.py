@@ -88,7 +88,7 @@ class Executions:
         """Return one of the caller's workflow runs, without its nodes.
 
         Raises:
-            RunNotFound: also if the run is not a workflow run.
+            RunNotFound: The run does not exist or is not a workflow run.
         """
         run = await self._ledger.get_run(caller, run_id)
         if not run.HasField("workflow"):
@@ -99,8 +99,8 @@ class Executions:
         """Check that a node of a run waits for an event.
 
         Raises:
-            RunNotFound: also if the run is not a workflow run.
-            InvalidField: no node waits for the event.
+            RunNotFound: The run does not exist or is not a workflow run.
+            InvalidField: No node waits for the event.
         """
         run = await self.named(caller, run_id)
         graph = await self._graphs.of(caller.store_id, wire.WORKFLOW.read(run.workflow))
@@ -121,8 +121,8 @@ class Executions:
         """Return the user and the run with this token in the caller's store, and the token's event.
 
         Raises:
-            CompletionNotFound: no run in the store has this token.
-            CallNotPending: the token's node has ended, but not by an event with this token.
+            CompletionNotFound: No run in the store has this token.
+            CallNotPending: The token's node has ended, but not by an event with this token.
         """
         run_id, _, rest = token[:_TOKEN_CHARACTERS_MAX].partition(".")
         node = rest.partition(".")[0]
@@ -153,7 +153,7 @@ class Executions:
         """Return one of the caller's workflow runs.
 
         Raises:
-            RunNotFound: also if the run is not a workflow run.
+            RunNotFound: The run does not exist or is not a workflow run.
         """
         run = await self.named(caller, run_id)
         pinned = wire.WORKFLOW.read(run.workflow)
@@ -236,8 +236,8 @@ class Executions:
 
         Raises:
             RunNotFound, NodeNotFound
-            RunNotEnded: the run, or an undo of its effects, has not ended.
-            InvalidField: the run processes items of a map for another run.
+            RunNotEnded: The run, or an undo of its effects, has not ended.
+            InvalidField: The run processes items of a map for another run.
         """
         found = await self.run(caller, run_id)
         if found.run.state not in ENDED:

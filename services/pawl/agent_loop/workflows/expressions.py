@@ -136,7 +136,7 @@ def render(template: Any, scope: Mapping[str, Any]) -> Any:
     """Return the template with its expressions replaced by their values.
 
     Raises:
-        ExpressionError: an expression fails, or the expressions cost too much or return more than RESULT_BYTES_MAX.
+        ExpressionError: An expression fails, or the expressions cost too much or return more than RESULT_BYTES_MAX.
     """
     return _Rendering(scope).rendered(template)
 
@@ -146,7 +146,7 @@ def split(text: str) -> tuple[str | Inserted, ...]:
     """Return the parts of a template string.
 
     Raises:
-        ExpressionError: an expression has no end.
+        ExpressionError: An expression has no end.
     """
     parts: list[str | Inserted] = []
     literal, position = "", 0

@@ -1,5 +1,3 @@
-"""Draws a workflow as a Mermaid flowchart."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +31,7 @@ _ARROWS: Final[Mapping[EdgeKind, str]] = {
 
 
 def flowchart(definition: WorkflowDefinition) -> str:
-    """Return the flowchart.
+    """Return the workflow as a Mermaid flowchart.
 
     The names of nodes, tools and so on do not contain characters that Mermaid would interpret.
     """

@@ -219,7 +219,7 @@ class Nodes:
         return None
 
     def _start_chunks(self, step: Step, node: MapNode, record: NodeRecord) -> None:
-        """Start runs for the next items of a map. Its open runs share its concurrency."""
+        """Start runs for the next items of a map, and divide its `concurrency` among its open runs."""
         total = cursors.chunk_count(record.items or 0)
         share = -(-node.concurrency // min(_CHUNKS_OPEN_MAX, total, node.concurrency))
         free = node.concurrency - sum(
@@ -236,7 +236,7 @@ class Nodes:
             free -= share
 
     def conclude(self) -> None:
-        """Set the output of a run for items of a map, once all of these have ended."""
+        """Set the output of a run for items of a map, once all the items have ended."""
         if self._pinned.chunk is None or self._state.run.output_json:
             return
         if not graph.has_ended(self._graph, self._cursor):

@@ -36,7 +36,7 @@ def parse(data: bytes) -> WorkflowDefinition:
     """Parse and validate a definition in JSON of at most BYTES_MAX bytes.
 
     Raises:
-        DefinitionError: the definition has faults. The error lists all of them with their paths.
+        DefinitionError: The definition has faults. The error lists all of them with their paths.
     """
     try:
         document = strict_json.loads(data, bytes_max=BYTES_MAX)
@@ -49,7 +49,7 @@ def read(document: Any) -> WorkflowDefinition:
     """Validate a definition that was parsed from JSON or YAML.
 
     Raises:
-        DefinitionError: the definition has faults. The error lists all of them with their paths.
+        DefinitionError: The definition has faults. The error lists all of them with their paths.
     """
     faults: list[DefinitionFault] = []
     if isinstance(document, dict):

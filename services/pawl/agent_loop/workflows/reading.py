@@ -1,4 +1,4 @@
-"""Pinned workflow versions, which never change. The graphs of recently used versions are cached."""
+"""Reads pinned workflow versions, which never change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkflowReader(Protocol):
 
 
 class Graphs:
-    """Graphs of workflow versions. Recently used ones are cached."""
+    """The graphs of workflow versions. Recently used ones are cached."""
 
     def __init__(self, reader: WorkflowReader) -> None:
         self._reader = reader

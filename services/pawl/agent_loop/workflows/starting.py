@@ -45,9 +45,9 @@ class WorkflowStarting:
         `reused` contains the fields of `PinnedWorkflow` that a rerun sets.
 
         Raises:
-            WorkflowNotFound: also if the workflow was deleted.
-            InvalidArguments: the input does not match the workflow's schema.
-            InvalidId, InvalidField, InvalidJson, TooLarge: the request is invalid.
+            WorkflowNotFound: The workflow does not exist or was deleted.
+            InvalidArguments: The input does not match the workflow's schema.
+            InvalidId, InvalidField, InvalidJson, TooLarge: The request is invalid.
             ConversationNotFound, ConversationErased, QueueFull, RequestIdReused
         """
         message, refusal = await self.submission(caller, request, reused)
@@ -59,7 +59,7 @@ class WorkflowStarting:
         """Return the ledger's request to start a run, and the error with which to refuse a new run, if any.
 
         Raises:
-            PawlError: any error of `start` about the request itself.
+            PawlError: Any error that `start` raises about the request itself.
         """
         name = check_id(request.name, "name")
         content = strict_json.loads(request.input_json or b"{}", bytes_max=INPUT_BYTES_MAX)

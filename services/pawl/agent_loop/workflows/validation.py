@@ -113,7 +113,7 @@ def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator
 
 
 def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[DefinitionFault]:
-    """Check that all nodes to which a node refers outside of expressions exist."""
+    """Yield the faults of a node's references outside expressions, such as missing or repeated targets."""
     lists: dict[str, tuple[str, ...]] = {"after": node.after}
     if isinstance(node, ConditionNode):
         lists |= {"then": node.then, "else": node.else_}
@@ -240,7 +240,7 @@ def _joins(found: Mapping[str, Incoming], definition: WorkflowDefinition) -> Ite
 
 
 def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
-    """Find nodes on one side of a condition that use nodes on the other side. Only one side ever runs."""
+    """Yield a fault for each node on one side of a condition that uses a node on the other. Only one side ever runs."""
     # The condition and side of each node with no other control edge.
     sides = {
         name: edge

@@ -1,4 +1,4 @@
-"""The values that a workflow's expressions use: its input, and the outputs and errors of nodes, read from calls."""
+"""The values used in a workflow's expressions: its input, and the outputs and errors of nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _all(value: Callable[[Step], Any], steps: Iterable[Step]) -> list[tuple[Step
     """Return the value of each step.
 
     Raises:
-        CallsNeeded: calls of some steps must be read first. The error lists all of them.
+        CallsNeeded: Calls of some steps must be read first. The error lists all of them.
     """
     found, needed = [], frozenset[CallId]()
     for step in steps:
@@ -86,16 +86,16 @@ class Values:
     def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
         """Return a node's template with its expressions replaced by their values.
 
-        `extra` contains more values, by name.
+        `extra` contains additional values, by name.
 
         Raises:
-            CallsNeeded: calls must be read first.
-            ExpressionError: an expression fails.
+            CallsNeeded: Calls must be read first.
+            ExpressionError: An expression fails.
         """
         return expressions.render(template, {**self._scope(step, expressions.references(template)), **extra})
 
     def output(self, step: Step) -> Any:
-        """Return a node's output, or None unless the node has succeeded.
+        """Return a node's output, or None if the node has not succeeded.
 
         Raises:
             CallsNeeded, ExpressionError
@@ -145,7 +145,7 @@ class Values:
         return b"[" + b",".join(map(bytes, parts)) + b"]"
 
     def error(self, step: Step) -> dict[str, str] | None:
-        """Return the reason and message of a node's failure, or None unless the node has failed.
+        """Return the reason and message of a node's failure, or None if the node has not failed.
 
         Raises:
             CallsNeeded
@@ -222,7 +222,7 @@ def value_of(node: AnyNode, content: Any) -> Any:
     """Return the output of a node whose call returned `content`.
 
     Raises:
-        ExpressionError: an agent's answer is not the requested JSON.
+        ExpressionError: An agent's answer is not the requested JSON.
     """
     match node:
         case AgentNode():

@@ -1,4 +1,4 @@
-"""Saves and finds workflows."""
+"""Saves and finds workflow versions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkflowLedger:
         """Return one version of a workflow. Version 0 means the newest version.
 
         Raises:
-            WorkflowNotFound: there is no such version. A deleted workflow has no newest version.
+            WorkflowNotFound: There is no such version. A deleted workflow has no newest version.
         """
         request = pb.GetWorkflowRequest(store_id=store_id, name=name, version=version)
         return (await translated(self._stub.GetWorkflow(request))).workflow
@@ -61,8 +61,8 @@ class WorkflowLedger:
         """Save a new version unless it is identical to the newest one.
 
         Raises:
-            WorkflowNotFound: a workflow in `uses` does not exist.
-            InvalidWorkflow: the workflow would start itself.
+            WorkflowNotFound: A workflow in `uses` does not exist.
+            InvalidWorkflow: The workflow would start itself.
             TooLarge
         """
         request = pb.PutWorkflowRequest(
@@ -89,8 +89,8 @@ class Workflows:
         """Save a workflow unless it is unchanged. Return the fields of the response.
 
         Raises:
-            InvalidWorkflow: the definition has faults, and `validate_only` is false.
-            TooLarge: the store has too many workflows or versions.
+            InvalidWorkflow: The definition has faults, and `validate_only` is false.
+            TooLarge: The store has too many workflows or versions.
         """
         try:
             tools = {tool.name: tool for tool in await self._registry.offered(caller)}
@@ -138,7 +138,7 @@ class Workflows:
         """Return the version for a new run. Version 0 means the newest version.
 
         Raises:
-            WorkflowNotFound: also if the workflow was deleted.
+            WorkflowNotFound: The workflow does not exist or was deleted.
         """
         newest = await self._ledger.get(caller.store_id, name, 0)
         return newest if version in {0, newest.version} else await self.get(caller, name, version)
@@ -149,7 +149,7 @@ class Workflows:
         """Parse a definition, and check that everything to which it refers exists, even if it has other faults.
 
         Raises:
-            DefinitionError: the definition has faults. The error lists all of them.
+            DefinitionError: The definition has faults. The error lists all of them.
         """
         known: tuple[DefinitionFault, ...] = ()
         try:
@@ -203,7 +203,7 @@ class Workflows:
 
         Raises:
             WorkflowNotFound
-            InvalidWorkflow: the definition starts too many fixed versions.
+            InvalidWorkflow: The definition starts too many fixed versions.
         """
         found, fixed, waiting = set[str](), set[tuple[str, int]](), [definition]
         while waiting:

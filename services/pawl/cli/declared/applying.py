@@ -27,7 +27,7 @@ _DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELET
 
 
 class ApplyError(CommandError):
-    """Raised when files were refused or changes failed. `may_pass` means that a later attempt may succeed."""
+    """Raised when files were refused or changes failed. If `may_pass` is set, a later attempt may succeed."""
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class FileSet:
     def is_deployments(self) -> bool:
         """True if the set contains only settings of the whole deployment.
 
-        A deployment key has no store, and so no sets.
+        A deployment key has no store and therefore no sets.
         """
         return not self.name and set(self.order) == {Key("settings", "deployment")}
 
@@ -77,10 +77,9 @@ def read(
     found, problems = files.read(paths, {kind: each.definition for kind, each in kinds.items()})
     if problems:
         raise CommandError("\n".join(problems))
-    if not found and not name:
-        raise CommandError(
-            f"No resources found in {', '.join(map(str, paths))}. File names must end with .yaml, .yml or .json."
-        )
+    if not found and not (name and prune):
+        where = ", ".join(map(str, paths))
+        raise CommandError(f"No resources found in {where}. {_remedy(paths, name)}")
     asked = {each.key: each for each in found}
     try:
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
@@ -90,6 +89,15 @@ def read(
             f"These resources refer to each other in a cycle: {names}. Remove one of the references."
         ) from None
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
+
+
+def _remedy(paths: Sequence[Path], name: str) -> str:
+    if name:
+        folders = ", ".join(files.FOLDERS)
+        return f"A set has the folders {folders}. Use --prune to delete everything that the set {name} owns."
+    if any((path / each).is_dir() for path in paths for each in files.FOLDERS):
+        return f"A folder with subfolders such as {files.FOLDERS[0]} also needs a {files.SET_FILE} with the set's name."
+    return f"File names must end with {', '.join(files.ENDINGS[:-1])} or {files.ENDINGS[-1]}."
 
 
 async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:

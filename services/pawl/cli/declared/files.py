@@ -1,7 +1,8 @@
-"""Files that declare resources: reading and writing them. Errors include the file and the line."""
+"""Reads and writes files that declare resources. Errors include the file and the line."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from pawl.errors import PawlError
 from pawl.settings.v1.settings_pb2 import SettingsLayer
 
 SET_FILE: Final = "pawl.yaml"
+# The subfolders of a set, one for each kind.
+FOLDERS: Final = tuple(map(folder, KINDS))
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _FILE_BYTES_MAX: Final = 1024 * 1024
 _DEPTH_MAX: Final = 100
@@ -64,7 +67,7 @@ def read_set(folder: Path) -> str:
     """Return the name of the set in a folder, or an empty string if the folder has no pawl.yaml.
 
     Raises:
-        CommandError: pawl.yaml is invalid.
+        CommandError: Pawl.yaml is invalid.
     """
     file = folder / SET_FILE
     if not file.is_file():
@@ -85,7 +88,7 @@ def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[As
     In a folder with pawl.yaml, files are in subfolders that are named after kinds, such as `agents`.
     """
     found: dict[Key, Asked] = {}
-    problems: list[str] = []
+    problems = [problem for path in paths if path.is_dir() for problem in _misnamed_folders(path)]
     for file in (file for path in paths for file in _files(path)):
         try:
             for asked in _documents(file, types, problems):
@@ -130,8 +133,21 @@ def without_secrets(name: str, definition: Any) -> list[str]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    folders = [path / folder(kind) for kind in KINDS] if (path / SET_FILE).is_file() else [path]
+    folders = [path / name for name in FOLDERS] if (path / SET_FILE).is_file() else [path]
     return [file for each in folders if each.is_dir() for file in sorted(each.iterdir()) if file.suffix in ENDINGS]
+
+
+def _misnamed_folders(path: Path) -> list[str]:
+    """Return a problem for each subfolder of a set whose name is almost that of a kind, so that it is not read."""
+    if not (path / SET_FILE).is_file():
+        return []
+    unknown = [each for each in sorted(path.iterdir()) if each.is_dir() and each.name not in FOLDERS]
+    close = {each: difflib.get_close_matches(each.name.lower(), FOLDERS, n=1, cutoff=0.75) for each in unknown}
+    return [
+        f"{each} is not the name of a kind of resource: did you mean {found[0]}?"
+        for each, found in close.items()
+        if found
+    ]
 
 
 def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) -> Iterator[Asked]:

@@ -36,7 +36,7 @@ _RULE_OUTPUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A resource as it is stored on the servers, or as they would save it.
+    """A resource as the servers have saved it or would save it.
 
     `comments` include an agent's selected tools.
     """

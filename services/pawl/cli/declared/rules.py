@@ -17,7 +17,7 @@ def folder(kind: str) -> str:
 
 
 class Key(NamedTuple):
-    """The key of a resource within its store or user."""
+    """Identifies a resource within its store or user."""
 
     kind: str
     name: str
@@ -63,7 +63,7 @@ def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
 
 
 def refusal(key: Key, owner: Owner | None, set_name: str, *, exists: bool, adopts: bool) -> str:
-    """Return why a set may not change a resource, or "" if it may. `set_name` is empty for files without a set."""
+    """Return why a set may not change a resource, or an empty string if it may."""
     if owner is not None and owner.set_name != set_name and not (adopts and set_name):
         advice = "; add --adopt to take it over" if set_name else ""
         return f"{key.kind} {key.name!r} belongs to the set {owner.set_name!r}{advice}"
@@ -97,6 +97,6 @@ def steps(
 
 
 def leftover(order: Collection[Key], owners: Mapping[Key, Owner], set_name: str) -> list[Key]:
-    """Return the set's resources that have no file. Dependents come first."""
+    """Return the set's resources that no longer have a file. Dependents come first."""
     keys = [key for key, owner in owners.items() if set_name and owner.set_name == set_name and key not in order]
     return sorted(keys, key=lambda key: (-KINDS.index(key.kind), key.name))

@@ -28,9 +28,9 @@ def put(
     *,
     cut_at: str = "",
 ) -> int:
-    """Add at least one of the messages to a page of about 2 MiB, with their calls. Return the last number added.
+    """Add messages, with their calls, to a page of about 2 MiB, but at least one message.
 
-    `cut_at` is the last call that was read if more calls follow.
+    Return the number of the last one added. `cut_at` is the id of the last call that was read, if there are more calls.
     """
     last_number = size_bytes = 0
     for message in messages:
@@ -46,7 +46,7 @@ def put(
 
 
 def history(messages: Iterable[message_pb2.Message], calls: Mapping[str, call_pb2.Call]) -> Iterator[pb.HistoryMessage]:
-    """Yield the history without summaries. `calls` has the calls that the reader may see, by id."""
+    """Yield the history without summaries. `calls` maps call ids to the calls that the reader may see."""
     for message in messages:
         match message.role:
             case message_pb2.ROLE_USER:

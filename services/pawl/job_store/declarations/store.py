@@ -48,7 +48,7 @@ WHERE l.holder_id = excluded.holder_id OR l.expire_time <= now() RETURNING true
 
 class PostgresDeclarations(DatabaseAdapter):
     async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[Declaration]:
-        """Return the store's declarations and the user's own, by kind and name."""
+        """Return the store's declarations and the user's own, sorted by kind and name."""
         return [_message(row) for row in await self._database.fetch(_LIST, store_id, user_id)]
 
     async def put(self, store_id: StoreId, owner_id: str, requested: Declaration, by: UserId) -> Declaration:

@@ -55,9 +55,9 @@ class JetStreamErasures:
         self._opened_number = self._applied_number = 0
 
     async def open(self) -> bool | None:
-        """Create the list if needed. Return whether it is empty, or None if it was already applied on this connection.
+        """Create the list if needed. Return whether it is empty, or None if this connection has already applied it.
 
-        A new connection may be to a different server, so the list is applied again after each reconnection.
+        A new connection may reach a different server, so the list is applied again after each reconnection.
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
@@ -96,9 +96,9 @@ class JetStreamErasures:
 
 
 async def _scan(jetstream: JetStreamContext, stream: str, subject: str) -> AsyncIterator[Sequence[Msg]]:
-    """Yield the messages that a stream currently holds on a subject, without payloads.
+    """Yield the messages that a stream currently stores for a subject, without payloads.
 
-    If there is no stream, yield nothing.
+    If the stream does not exist, yield nothing.
     """
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL,
@@ -146,7 +146,10 @@ _log = logs.get_logger(__name__)
 
 
 class Erasing:
-    """Erases conversations. Without a `log`, nothing is removed from JetStream, and no list is kept."""
+    """Erases conversations.
+
+    If `log` is None, nothing is removed from JetStream, and there is no list of erased conversations.
+    """
 
     def __init__(
         self,
@@ -168,7 +171,7 @@ class Erasing:
         self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
-        """Start erasing a conversation, unless its erasure has already started. Return the progress.
+        """Start erasing a conversation, unless that has already happened. Return the progress.
 
         Raises:
             ConversationNotFound: The user has no such conversation, or its receipt has expired.
@@ -180,7 +183,10 @@ class Erasing:
         return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
-        """Yield the ids that a part must erase now. `has_more` is False in each conversation's last batch."""
+        """Yield the ids that a service must erase now as its part of the erasures.
+
+        `has_more` is False in the last batch of each conversation.
+        """
         async for erasure in self._open([part], without=FIRST):
             async for items in self._items(erasure.key):
                 yield erasure.key, items
@@ -216,7 +222,7 @@ class Erasing:
         self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
-        """Yield all open erasures page by page, so that a stuck erasure does not block the others."""
+        """Yield all open erasures page by page. A stuck erasure does not block the others."""
         last: Erasure | None = None
         while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:
@@ -273,7 +279,10 @@ class Erasing:
             await self.erasures.done(erasure.key, Part.STREAM)
 
     async def _apply_log(self, log: JetStreamErasures) -> None:
-        """Erase conversations that have reappeared, for example after a restore. Restore lost entries of the list."""
+        """Erase listed conversations that have reappeared, for example after a restore.
+
+        Add missing entries to the list.
+        """
         is_new = await log.open()
         if is_new is None:
             return

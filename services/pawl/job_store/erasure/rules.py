@@ -1,4 +1,4 @@
-"""The parts of a conversation's permanent erasure, and the data that remains."""
+"""The parts of a conversation's permanent erasure, and the rules for what cannot be erased."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """Parts of an erasure. RUNS comes first and LEDGER second. The others follow in any order.
+    """Parts of an erasure. LOG can start at once.
 
-    LOG does not wait for any other part.
+    Of the others, RUNS is first, LEDGER second, and the rest follow in any order.
     """
 
     # End the conversation's runs.

@@ -35,7 +35,7 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """A created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
+    """A created key with its secret. If an earlier attempt of the same request created the key, the secret is empty."""
 
     key: Key
     secret: str
@@ -133,7 +133,7 @@ class Keys:
         return stored
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that changed after `after_change`, and record which keys were used.
+        """Return the keys that changed after change `after_change`, and record which keys were used.
 
         Raises:
             InvalidField: The request reports too many used keys.

@@ -102,7 +102,7 @@ def _governor() -> Principal:
 
 
 def _asked(message: pb.Key) -> Key:
-    """Return the fields of a key that a request may set. The service sets the other fields.
+    """Return the key fields that a request may set. The service sets the others.
 
     Raises:
         InvalidField: `expire_time` is not a valid time.
@@ -112,7 +112,7 @@ def _asked(message: pb.Key) -> Key:
         try:
             expire_time = message.expire_time.ToDatetime(tzinfo=UTC)
         except (ValueError, OverflowError):
-            raise InvalidField("expire_time must be in the future", field="key.expire_time") from None
+            raise InvalidField("expire_time must be a valid time", field="key.expire_time") from None
     return Key(
         name=message.name,
         store_id=StoreId(message.store_id),

@@ -31,7 +31,6 @@ DEPLOYMENT_STORE: Final = StoreId("")
 _ANYBODY_GIVES: Final = frozenset[str]({Role.VIEWER, Role.MEMBER})
 _DECIDERS: Final = frozenset[str]({Role.APPROVER, Role.ADMIN})
 _TIME_MAX: Final = datetime(9999, 1, 1, tzinfo=UTC)
-_EXPIRE_TIME: Final = "expire_time must be in the future"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,8 +38,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     A key without roles may decide on its own calls.
 
-    `maker_user_ids` lists the users who created the key, or any key in the chain that led to it. Each of them may know
-    a secret in that chain. Keys created by the deployment or the local key start a new chain.
+    A key can create further keys, which form a chain. `maker_user_ids` lists the users who created this key or an
+    earlier key in its chain, each of whom may know a secret in the chain. Keys created by the deployment or the local
+    key start a new chain.
     """
 
     key_id: KeyId = KeyId("")
@@ -61,12 +61,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_deployment(governor: Principal) -> bool:
-    """Return whether the caller is the deployment, which manages all stores' keys."""
+    """Return whether the caller is the deployment, which manages the keys of all stores."""
     return Role.DEPLOYMENT in governor.roles
 
 
 def makers(governor: Principal) -> frozenset[UserId]:
-    """Return the `maker_user_ids` of keys that a caller creates. It is empty if a new chain starts."""
+    """Return the `maker_user_ids` of keys that the caller creates, or an empty set if they start a new chain."""
     if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
         return frozenset()
     return governor.people | {governor.user_id}
@@ -121,14 +121,14 @@ def new_key(governor: Principal, requested: Key, *, key_id: KeyId, now: datetime
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a store with this many live and retained keys may have another one.
+    """Check that a store with this many live and retained keys may have one more.
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.
         TooLarge: The store has too many ended keys.
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
-        raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
+        raise InvalidField("expire_time must be in the future", field="key.expire_time")
     # Only keys that the deployment or the local key created have no recorded creators. These keys can use the reserve.
     live_max, kept_max = (
         round(most * (1 - RESERVED)) if key.maker_user_ids else most for most in (KEYS_MAX, KEPT_KEYS_MAX)
@@ -160,7 +160,7 @@ def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
 def _check_meaning(requested: Key, store_id: StoreId) -> None:
     check_id(requested.user_id, "user_id")
     if len(requested.name) > NAME_LENGTH_MAX or not requested.name.isprintable():
-        raise InvalidField(f"name must be at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
+        raise InvalidField(f"name must be at most {NAME_LENGTH_MAX} printable characters", field="key.name")
     if len(requested.roles) > ROLES_MAX or not all(map(is_id, requested.roles)):
         raise InvalidField(
             f"roles must have at most {ROLES_MAX} entries, each with 1 to 64 letters, digits, _ and -",
@@ -172,7 +172,7 @@ def _check_meaning(requested: Key, store_id: StoreId) -> None:
         raise InvalidField("the deployment role cannot be combined with other roles", field="key.roles")
     if (Role.DEPLOYMENT in requested.roles) != (store_id == DEPLOYMENT_STORE):
         wrong = (
-            "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
+            "deployment keys have no store: create them with a deployment key, and the first with `pawl keys bootstrap`"
             if Role.DEPLOYMENT in requested.roles
             else "store_id is required: specify the key's store, as in `pawl keys create --store STORE`"
         )
@@ -180,7 +180,7 @@ def _check_meaning(requested: Key, store_id: StoreId) -> None:
     if requested.decides_for_users and Role.DELEGATE not in requested.roles:
         raise InvalidField("decides_for_users requires the delegate role", field="key.decides_for_users")
     if requested.expire_time is not None and requested.expire_time >= _TIME_MAX:
-        raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
+        raise InvalidField(f"expire_time must be before the year {_TIME_MAX.year}", field="key.expire_time")
 
 
 def _check_may_give(governor: Principal, roles: AbstractSet[str]) -> None:
@@ -218,7 +218,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on `key`. `governor` is None if the action was taken directly in the database."""
+    """Return the event for an action on `key`. If `governor` is None, the action was taken directly in the database."""
     event = KeyEvent(
         time=time,
         kind=kind,

@@ -75,7 +75,7 @@ _event_values: Final = attrgetter(*_EVENT_COLUMNS.split(", "))
 
 
 class PostgresKeyRepository:
-    """Stores API keys. A process that reads `changes` page by page never misses a change."""
+    """Stores API keys. Reading `changes` page by page never misses a change."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -132,7 +132,7 @@ class PostgresKeyRepository:
     async def list(
         self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
     ) -> Sequence[Key]:
-        """Return a store's keys below `before`, newest first."""
+        """Return a store's keys, newest first, starting below `before`."""
         rows = await self._database.fetch(_LIST, store_id, before, include_ended, now, keys_max)
         return [_key(dict(row)) for row in rows]
 
@@ -149,13 +149,13 @@ class PostgresKeyRepository:
         return KeyChanges(keys=[_grant(row) for row in changed], last_change=last_change, has_more=has_more)
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
-        """Record that keys were used now, at most once a minute per key."""
+        """Record that keys are in use now, at most once a minute per key."""
         await self._database.execute(_NOTE_USES, key_ids)
 
     async def list_events(
         self, store_id: StoreId | None, key_id: str, kind: KeyEventKind | None, *, before: int, events_max: int
     ) -> Sequence[KeyEvent]:
-        """Return events below `before`, newest first. None or empty arguments match all."""
+        """Return events with ids below `before`, newest first. Filters that are None or empty match all events."""
         requested = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
         given = {column: value for column, value in requested.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
@@ -166,7 +166,7 @@ class PostgresKeyRepository:
 
 
 def events_of(*columns: str) -> str:
-    """Return a statement that lists events, filtered by these columns. The first column must have an index."""
+    """Return a statement that lists events filtered by the given columns, the first of which must have an index."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
     # With an equality on the first column, the planner could scan the primary key, which has the same order but reads
     # other rows too.

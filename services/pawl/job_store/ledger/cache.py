@@ -1,4 +1,4 @@
-"""Caches the runs whose last step this replica wrote, and estimates the database's time."""
+"""Caches the runs whose latest step this replica wrote, and estimates the database's time."""
 
 from __future__ import annotations
 

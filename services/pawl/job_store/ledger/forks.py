@@ -91,7 +91,7 @@ class Forks:
         return frozenset(call.call_id for call in (*view.pending, *view.active) if call.run_id == key.run_id)
 
     async def _heads(self, source: ConversationRow, after: int, end: int) -> list[Head]:
-        """Return the `Head`s of messages `after` + 1 to `end`, in order."""
+        """Return the `Head`s of the messages from `after` + 1 to `end`, in order."""
         heads: list[Head] = []
         while after < end:
             page = await self._reads.messages(

@@ -1,15 +1,15 @@
 """Group commit: operations that arrive together share one transaction.
 
-While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
-for more of them. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under
-light load, there is no second group, because small groups cost nearly as much as large ones. Rows are locked in the
-database, so any number of replicas can do this concurrently.
+While one group is being written, the next one fills up. If operations arrive concurrently, a writer also waits briefly
+for more. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under light
+load, there is no second group, because small groups cost nearly as much as large ones. Rows are locked in the database,
+so any number of replicas can do this concurrently.
 
 Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
 stores take turns, so that a busy store delays only itself.
 
 In a database that is sharded by store, a transaction over several stores would be distributed and slow. There, each
-group has operations of one store only. A hash assigns the stores to several queues, each with its own writer.
+group contains operations of a single store. A hash assigns the stores to several queues, each with its own writer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Lanes(Generic[T]):
     def next_group(
         self, size: Callable[[T], int], *, operations_max: int, bytes_max: int, one_store: bool = False
     ) -> list[T]:
-        """Remove and return the next group, of one store or of several.
+        """Remove and return the next group, from one store or from several.
 
         If both lanes have operations, each lane gets a reserved part of each limit.
 
@@ -144,8 +144,8 @@ class _Queue:
 class GroupCommit:
     """Runs operations from many tasks. It is an async context manager that finishes accepted operations on exit.
 
-    `lifecycle_written` is called after a group has written events for the outbox relay. With `one_store`, each group
-    has operations of one store only.
+    `lifecycle_written` is called after a group has written events for the outbox relay. If `one_store` is set, each
+    group contains operations of a single store.
     """
 
     def __init__(
@@ -246,7 +246,11 @@ class GroupCommit:
                 return
             written = await self._write_with_retries([waiting.operation for waiting in group])
         except (PawlError, GroupConflict) as error:
-            failure = error if isinstance(error, PawlError) else DependencyUnavailable("the database is too busy")
+            failure = (
+                error
+                if isinstance(error, PawlError)
+                else DependencyUnavailable("the database is too busy: try again later")
+            )
             for waiting in group:
                 _answer(waiting, failure)
         except Exception as error:  # noqa: BLE001  # one bad operation must not fail the others
@@ -321,7 +325,6 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the size of an operation within its group, or 0 if its caller was cancelled."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 

@@ -66,8 +66,8 @@ class Ledger:
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
-        If the service crashes between the two steps, a repeated request stops the jobs, and so does any other request
-        that ends other users' right to write.
+        If the service crashes before it stops the jobs, repeat the request. Any other request that ends other users'
+        right to write stops them too.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -80,7 +80,7 @@ class Ledger:
         return changed
 
     async def cancel(self, run: RunKey, user_id: UserId, cause: StopCause, command_id: CommandId) -> None:
-        """Cancel a run for its user. Idempotent by command id."""
+        """Cancel one of the user's runs. Idempotent by command id."""
         payload = ledger_pb2.Command(
             cancel=ledger_pb2.CancelCommand(cause=run_pb2.StopCause.Value(f"STOP_CAUSE_{cause.name}"))
         ).SerializeToString()
@@ -97,13 +97,13 @@ class Ledger:
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
         """Release a run that its worker can neither run nor end. Return whether the run is now quarantined.
 
-        See `ReportCrash`.
+        See `attention.ReportCrash`.
         """
         report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=LOST)
         return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
 
     async def doomed(self) -> Sequence[RunKey]:
-        """Return the runs whose last allowed worker has lost its lease."""
+        """Return the runs whose lease has expired and whose next crash would quarantine them."""
         return await self.attention_repository.doomed(crashes_max=self.limits.crashes_max, runs_max=_DOOMED_MAX)
 
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
@@ -115,7 +115,7 @@ class Ledger:
         return count
 
     async def start_turns(self, conversations: Sequence[ConversationKey]) -> int:
-        """Start a turn in each idle conversation with notices. Return the number of idle conversations."""
+        """Start a turn in each idle conversation that has notices. Return the number of idle conversations."""
         count = 0
         for part in in_parts(conversations, lambda _: 1, size_max=_RUNS_PER_OPERATION):
             count += await self._sweep(part, lambda key: key.store_id, lambda keys: StartTurns(conversations=keys))
@@ -154,7 +154,10 @@ class Ledger:
     async def _sweep(
         self, keys: Sequence[T], store_of: Callable[[T], StoreId], operation: Callable[[tuple[T, ...]], Operation[int]]
     ) -> int:
-        """Run one operation for all keys of a store or, if that fails, one per key. The next sweep retries failures."""
+        """Run the operation for all keys of a store. If that fails, run it for each key.
+
+        The next sweep retries failures.
+        """
         by_store: defaultdict[StoreId, list[T]] = defaultdict(list)
         for key in keys:
             by_store[store_of(key)].append(key)

@@ -43,10 +43,12 @@ class PrometheusMeter:
         waiting = metrics.gauge(
             "waiting_runs", "Runs in state WAITING. A run with several reasons counts for each.", ("reason",)
         )
-        self.claim_seconds = metrics.histogram("claim_duration_seconds", "Time of one claim.")
-        self._claims = metrics.counter("claims_total", "Runs given to workers.")
+        self.claim_seconds = metrics.histogram("claim_duration_seconds", "Time taken by one claim.")
+        self._claims = metrics.counter("claims_total", "Runs claimed by workers.")
         self._group_size = metrics.histogram("group_operations", "Operations in one transaction.", buckets=_GROUP_SIZES)
-        self._group_seconds = metrics.histogram("group_duration_seconds", "Time to write one group of operations.")
+        self._group_seconds = metrics.histogram(
+            "group_duration_seconds", "Time taken to write one group of operations."
+        )
         self._operations = metrics.counter("operations_total", "Operations answered, including refused ones.")
         self._refused = metrics.counter("refusals_total", "Operations refused, by reason.", ("reason",))
         self._lease_losses = metrics.counter("lease_losses_total", "Steps refused because the lease was lost.")
@@ -61,7 +63,7 @@ class PrometheusMeter:
         self.webhooks_refused = metrics.counter("webhook_refusals_total", "Webhooks refused, by reason.", ("reason",))
         self._limit_used = metrics.histogram(
             "model_limit_used_ratio",
-            "Part of each limit of model calls that was used at a call: limits per minute and token budgets.",
+            "Used fraction of each limit on model calls (limits per minute and token budgets), at each call.",
             ("store", "limit"),
             buckets=_PARTS,
         )
@@ -91,7 +93,7 @@ class PrometheusMeter:
             self._batch_size.observe(events)
 
     def work_ended(self, started: Iterable[RunRow], ended: Iterable[RunRow], ended_calls: Iterable[CallRow]) -> None:
-        """Record the metrics of a durable group."""
+        """Record the metrics of a group that is durable."""
         for run in started:
             self._started.labels(self._store(run.store_id)).inc()
         for run in ended:
@@ -126,7 +128,7 @@ class PrometheusMeter:
 
 
 def _cause(run: RunRow) -> str:
-    """Return a failed run's failure class or a cancelled run's stop cause. Other runs have an empty cause."""
+    """Return a failed run's failure class or a cancelled run's stop cause. For other runs, return an empty string."""
     if run.state is RunState.FAILED:
         name = FailureClass.Name(Run.FromString(run.failure).failure.failure_class)
         return name.removeprefix("FAILURE_CLASS_").lower()

@@ -43,7 +43,7 @@ def make_token(method: str, selection: tuple[object, ...], position: object) -> 
 
 
 def next_token(method: str, selection: tuple[object, ...], page: Page[R], position_of: Callable[[R], object]) -> str:
-    """Return the token of the next page, which is empty on the last page."""
+    """Return the token of the next page, or an empty token after the last page."""
     return make_token(method, selection, position_of(page.rows[-1])) if page.has_more else ""
 
 
@@ -66,5 +66,5 @@ def read_token(token: str, method: str, selection: tuple[object, ...], position:
 
 
 def _seal(method: str, selection: tuple[object, ...], where: bytes) -> bytes:
-    """Return a checksum that detects damaged tokens and tokens of other lists. It is not a secret."""
+    """Return a checksum that detects damaged tokens and tokens from other lists. It is not a secret."""
     return hashlib.sha256(msgspec.msgpack.encode([method, selection, where])).digest()[:_SEAL_BYTES]

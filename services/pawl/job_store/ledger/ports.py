@@ -20,7 +20,7 @@ from pawl.values import Feature, WaitKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """Consecutive events of a run as stored in its log: the bytes of a RunEvents message.
+    """Consecutive events of a run as a row of its log: the bytes of a RunEvents message.
 
     They are published once the row is durable.
     """
@@ -34,7 +34,10 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A durable group. `outcomes` contains the result or the error of each operation, in order."""
+    """A group of operations that is durable.
+
+    `outcomes` contains the result or the error of each operation, in order.
+    """
 
     outcomes: Sequence[Any | Exception]
     events: Sequence[LogRow] = ()
@@ -49,14 +52,14 @@ class Written:
 
 
 class GroupConflict(Exception):
-    """Raised if another transaction conflicted and nothing was written. The same group may be retried."""
+    """Another transaction conflicted, and nothing was written. The same group may be retried."""
 
 
 class Journal(Protocol):
     async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Write the steps of runs whose rows are cached. Skip runs whose rows have changed since they were cached.
+        """Write the steps of runs whose rows are cached. Skip runs whose rows have changed since then.
 
-        The outcome of a skipped operation is None. Errors are the same as in `write`.
+        The outcome of a skipped operation is None. Raises the same errors as `write`.
         """
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
@@ -76,7 +79,7 @@ class Announcer(Protocol):
     async def publish(self, events: Sequence[LogRow]) -> None: ...
 
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
-        """Notify workers that commands arrived for runs they hold."""
+        """Notify workers that commands have arrived for runs they hold."""
 
     async def work_ready(self) -> None:
         """Notify idle workers that a run has become claimable."""
@@ -103,7 +106,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """The state of the life-cycle stream when it was last polled.
+    """The last known state of the life-cycle stream.
 
     While `poll_number` is unchanged, only messages from this process can have been added to the stream.
     """
@@ -120,12 +123,15 @@ class OfferRepository(Protocol):
         """Return the calls that a client holds in one run, or in all runs if `run_id` is empty."""
 
     async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
-        """Return calls whose lease has expired, oldest first."""
+        """Return front-end calls whose lease has expired, oldest first."""
 
 
 class AttentionRepository(Protocol):
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
-        """Return runs whose last allowed worker has lost its lease, oldest first. See `attention.Silence`."""
+        """Return runs whose lease has expired and whose next crash would reach `crashes_max`, longest-expired first.
+
+        See `attention.Silence`.
+        """
 
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
@@ -167,7 +173,7 @@ class Limits:
     of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:
-        """Return the first of the models that the store may not use. An empty name means the default model."""
+        """Return the first of the models that the store may not use. The empty name stands for the default model."""
         return next((each for each in models if self.models and each and each not in self.models), "")
 
 

@@ -35,9 +35,9 @@ OPEN_CALLS_MAX: Final = 20
 class Claimed:
     """A run that a worker holds.
 
-    `is_quiet` means that the run has just been claimed and that no client holds any of its calls. Such a run has not
-    taken a step yet, or was only waiting for a certain time. The conversation, the number of its last message, and how
-    long the run was due are set only by a claim, not by a renewal.
+    `is_quiet` means that the run has just been claimed and that no client holds any of its calls. Such a run is new, or
+    was waiting for a certain time and nothing else. Only a claim, not a renewal, sets the conversation, the number of
+    its last message, and how long the run was due.
     """
 
     store_id: StoreId
@@ -61,8 +61,8 @@ class Renewed:
 class RunView:
     """A run and its pending calls.
 
-    `waits`, if set, includes the waits of child runs. `active` contains the other open calls, if they were read.
-    `situations`, if read, explains why the run is not making progress: its own situation first, then those of its
+    If `waits` is set, it includes the waits of child runs. If they were read, `active` contains the other open calls,
+    and `situations` explains why the run is not making progress: its own situation comes first, then those of its
     descendants.
     """
 
@@ -74,7 +74,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run, with the open calls of all given runs. The others are its descendants."""
+    """Return the view of the first run, with the open calls of it and of the others, which are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -89,10 +89,10 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items. With a user, it selects that user's items, otherwise all that approvers may see.
+    """A filter on pending items. With a user, it selects that user's items.
 
-    Empty fields match everything. States and a tool name match only calls. With `approves`, a user's calls include
-    those that only approvers may decide on.
+    Otherwise, it selects all items that approvers may see. Empty fields match everything. States and a tool name match
+    only calls. With `approves`, a user's calls include those that only approvers may decide on.
     """
 
     user_id: UserId
@@ -136,7 +136,7 @@ class PendingNotices:
     """The first `NOTICES_MAX` pending notices for a run's user, each with its job and iteration.
 
     `open_jobs` is the number of the user's open jobs that report to the run's conversation. If the run is delegated,
-    `jobs_below` is the number of open jobs whose notices enter the run itself.
+    `jobs_below` is the number of open jobs whose notices go to the run itself.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
@@ -146,11 +146,11 @@ class PendingNotices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Everything that a run's owner needs, from one snapshot.
+    """Everything that a run's worker needs, read from one snapshot.
 
     `user_id` is the user of the conversation. Call results are omitted if they are too large in total. `omitted_bytes`
-    contains the size of each omitted result, and 0 for the others. Of other users' runs, only the newest that fit
-    completely are included, as messages without calls or summaries. `failures` contains the failures of FAILED runs
+    contains the size of each omitted result, and 0 for the others. Other users' runs are included as messages, without
+    calls or summaries, and only the newest ones that fit completely. `failures` contains the failures of FAILED runs
     that have messages. `shared_tokens_left` is what remains of the run's token budget. It is 0 if the run that owns the
     budget was removed, and None if there is no budget. If `known` is set, that prefix is still valid, and the messages
     and calls continue it.
@@ -172,7 +172,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """A gap that replaces the removed events from `from_seq` to `to_seq`. It contains a snapshot of their run.
+    """A gap that replaces the removed events from `from_seq` to `to_seq`, with a snapshot of the run.
 
     For an ended run, the snapshot contains the newest messages and calls, and the number of omitted ones. For an open
     job with a trimmed log, the snapshot contains no calls, and `omitted_calls` is the number of removed calls. Large
@@ -212,10 +212,10 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRuns:
-    """Versions of a user's changed runs in a conversation, oldest first, read at `time`.
+    """Versions of a user's changed runs in a conversation, oldest first, as read at `time`.
 
-    The version of a run changes whenever the run, its calls, or the runs that execute its calls change. It is empty
-    while one of these runs is waiting to be claimed, because its reasons depend on other runs.
+    The version of a run changes whenever the run, its calls, or the runs that execute its calls change. The version is
+    empty while one of them is waiting to be claimed, because the reasons for that wait depend on other runs.
 
     `open_run_ids` and `conversation_ids` cover all of the user's open runs, even those that have not changed.
     """
@@ -248,17 +248,17 @@ class DueTimes(Protocol):
     """Times from which runs may be claimed. All times are the database's."""
 
     async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's time, and the latest time that its clock has ever shown, accurate to five seconds.
+        """Return the database's current time, and the latest time that its clock has ever shown to within five seconds.
 
         If the second time is later, the clock was set back, and no replica has called `bring_forward` since then.
         """
 
     async def bring_forward(self, seconds: float) -> int:
-        """Make runs claimable earlier by this many seconds after the clock was set back. Return the number of runs.
+        """Make runs claimable this many seconds earlier after the clock was set back. Return the number of runs.
 
         Runs that were due are due again, and leases expire soon. Leases of up to 30 s that were granted or renewed
-        after the clock was set back do not change. It is safe to repeat this, because a run that is claimed too early
-        simply waits again.
+        after the clock was set back do not change. It is safe to repeat the call, because a run that is claimed too
+        early simply waits again.
         """
 
 
@@ -268,16 +268,16 @@ class Leases(DueTimes, Protocol):
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
-        """Claim up to `runs_max` runs for a worker, each with a new epoch.
+        """Claim up to `runs_max` runs for a worker, and give each a new epoch.
 
         Afterwards, the worker holds at most `background_runs_max` background runs, unless it already held more.
 
-        Claims are fair between stores. Every store is served once before any store is served again, up to `runs_max`.
-        The next claim continues after the last store served.
+        Claims are fair between stores. Every store is served once before any store is served again. The next claim
+        continues after the last store served.
         """
 
     async def wait_seconds(self) -> float | None:
-        """Return the number of seconds until the first run or lease is due, or None if none will be.
+        """Return the number of seconds until the next run or lease is due, or None if nothing will become due.
 
         Zero or less means that a run is due, or that the time was not computed because too many stores have runs.
         """
@@ -305,7 +305,7 @@ class Reads(Protocol):
         """
 
     async def loop_state(self, key: RunKey) -> bytes:
-        """Return the state that the run's owner stored with its last commit, which is empty before the first commit.
+        """Return the state that the run's owner stored with its last commit, or an empty state before the first commit.
 
         Raises:
             RunNotFound: No such run.
@@ -333,7 +333,8 @@ class Reads(Protocol):
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         """Return a call.
 
-        Another user's call is also returned if it asks this user or, with `for_approval`, needs or needed approval.
+        Another user's call is returned only if it asks this user a question or, with `for_approval`, if it needs or
+        needed approval.
 
         Raises:
             CallNotFound: The user has no such call.
@@ -344,7 +345,7 @@ class Reads(Protocol):
     ) -> list[tuple[CallRow, int]]:
         """Return the user's calls with these ids, without arguments or spec. Unknown ids are skipped.
 
-        Omit results over `result_bytes_max`. Each row includes the size of its omitted result, or 0.
+        Omit results larger than `result_bytes_max`. Each row includes the size of its omitted result, or 0.
         """
 
     async def runs(
@@ -375,7 +376,7 @@ class Reads(Protocol):
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls waiting for a user or client, oldest first, starting after `after`."""
+        """Return the calls waiting for a user or a client, oldest first, starting after `after`."""
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -395,7 +396,7 @@ class Reads(Protocol):
     async def changed_runs(
         self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool
     ) -> ChangedRuns:
-        """Return the user's runs that have changed since a time. With `all_open`, also return all open runs.
+        """Return the user's runs that have changed since the time `since`. With `all_open`, also return all open runs.
 
         This covers runs in the conversation, jobs that report to it, and the child runs of both. Only the newest 200
         ended runs and the newest 100 ended jobs are considered. A run also counts as changed while it waits for a
@@ -409,7 +410,7 @@ class Reads(Protocol):
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after a seq: at most `events_max`, and about 1 MiB.
+        """Return a run's events after `after_seq`: at most `events_max` events, and about 1 MiB.
 
         Return at least one event if there are any. A gap replaces removed events, and is followed by the events after
         it.
@@ -446,7 +447,7 @@ class ConversationReads(Protocol):
         before: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[ConversationRow]:
-        """Return conversations that users started, starting before `before`. The most recently changed come first.
+        """Return conversations that users started, most recently changed first, starting after the position `before`.
 
         A search for a very common word may miss matches.
         """

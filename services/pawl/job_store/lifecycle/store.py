@@ -4,8 +4,8 @@ The stream acknowledges events before it syncs them, and an operator may wipe it
 while, with their sequence number in the stream. If the stream was recreated, or ends before that number, the event is
 lost. It then returns to the outbox and is sent again under the same id.
 
-Automatic pauses of schedules and triggers are recorded in their rows. Their events are sent until acknowledged, under
-an id derived from the pause.
+Automatic pauses of schedules and triggers are recorded in their rows. Their events, whose ids are derived from the
+pause, are sent again until they are acknowledged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from pawl.server.db.database import Connection, Database, affected
 
 # Changes lost in a crash are repeated under the same id, so commits need not wait for the disk. A recall is not
 # repeated, so it waits.
-_NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
-_RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
+_RELAY_LOCK: Final = """
+SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))
+    AND ($1 OR set_config('synchronous_commit', 'off', true) = 'off')
+"""
 _WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
 # A row of the log is returned only with the first of its events.
 _OUTBOX: Final = """
@@ -94,20 +96,20 @@ class PostgresOutbox:
         self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and mark those that the stream has stored. Return how many have left the outbox.
+        """Send the oldest events and mark those that the stream has stored.
 
-        Return 0 while another replica is relaying or the stream is unavailable. No event is lost.
+        Return how many were removed from the outbox. Return 0 while another replica is relaying or the stream is
+        unavailable. No event is lost.
         """
+        end = await stream.end()
+        if end is None:
+            return 0
+        recalls = end.poll_number != self._recalled_poll_number
         async with self._database.transaction() as connection:
-            if not await connection.fetchval(_RELAY_LOCK):
+            if not await connection.fetchval(_RELAY_LOCK, recalls):
                 return 0
-            end = await stream.end()
-            if end is None:
-                return 0
-            if end.poll_number != self._recalled_poll_number:
+            if recalls:
                 await _recall(connection, end)
-            else:
-                await connection.execute(_NO_HURRY)
             records = await connection.fetch(_OUTBOX, events_max)
             payloads = _payloads(records)
             # For events whose run has since been removed, there is nothing to send.
@@ -118,14 +120,25 @@ class PostgresOutbox:
                 await connection.execute(_GONE, gone)
             if stored:
                 await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
-            if len(records) < events_max:
-                await _send_pauses(connection, stream, events_max)
         self._recalled_poll_number = end.poll_number
         return len(gone) + len(stored)
 
+    async def relay_pauses(self, stream: JetStreamLifecycle, *, pauses_max: int) -> None:
+        """Send the events of automatic pauses, and mark those that the stream has stored.
+
+        If another replica does this too, the stream drops the repeated events.
+        """
+        pauses = dict(enumerate(await self._database.fetch(_PAUSES, pauses_max)))
+        if not pauses:
+            return
+        stored = await stream.send([_pause(number, record) for number, record in pauses.items()])
+        for name, statement in _PAUSE_SENT.items():
+            sent = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
+            await self._database.execute(statement, *_columns(sent, ("store_id", "id", "pause_time")))
+
 
 async def keep_relay_out(connection: Connection) -> None:
-    """Block the relay until the transaction ends, so that it does not send events that are being removed."""
+    """Block the relay until the transaction ends, so that it does not send events that the transaction removes."""
     await connection.execute(_WAIT_FOR_RELAY)
 
 
@@ -138,16 +151,6 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
             break
     if recalled:
         _log.warning("lifecycle.lost_by_stream", events=recalled)
-
-
-async def _send_pauses(connection: Connection, stream: JetStreamLifecycle, pauses_max: int) -> None:
-    pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
-    if not pauses:
-        return
-    stored = await stream.send([_pause(number, record) for number, record in pauses.items()])
-    for name, statement in _PAUSE_SENT.items():
-        sent = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
-        await connection.execute(statement, *_columns(sent, ("store_id", "id", "pause_time")))
 
 
 def _columns(records: Iterable[Record], names: Iterable[str]) -> list[list[object]]:

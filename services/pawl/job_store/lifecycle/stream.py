@@ -1,4 +1,4 @@
-"""Publishes the life cycle of runs on JetStream (NOTE-2)."""
+"""Publishes the life-cycle events of runs on JetStream (NOTE-2)."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ class JetStreamLifecycle:
 def fitting(payload: bytes, bytes_max: int) -> bytes:
     """Return an event, shortened if it is over `bytes_max`.
 
-    The run's longest fields are cut first, then all long fields. Calls lose their arguments, which approvers can read
-    from the ledger.
+    The run's longest fields are truncated first, then all long fields. The arguments of calls are removed, because
+    approvers can read them from the ledger.
     """
     if len(payload) <= bytes_max:
         return payload
@@ -174,8 +174,8 @@ def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
 async def put_stream(bus: Bus, config: StreamConfig) -> StreamInfo:
     """Create or update a stream.
 
-    In a cluster, it gets three replicas. If too few servers are available, its number of replicas does not change, and
-    later connections try again. The number never decreases.
+    In a cluster, it gets three replicas. If too few servers are available, the number of replicas does not change, and
+    later connections try again. It never decreases.
     """
     jetstream = bus.jetstream()
     try:

@@ -1,9 +1,9 @@
 """Counts model calls per minute, reserves their tokens in budgets, and counts outages, in PostgreSQL.
 
 A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). A call may be
-made if one request or token is left, and is then counted in full, so that large calls need not wait longer than small
-ones. A time more than an hour ahead means that the clock was set back after the row was written. The rate then counts
-as unused.
+made if at least one request or token is left. It is then counted in full. Large calls therefore need not wait longer
+than small ones. A time more than an hour ahead means that the clock was set back after the row was written. The rate
+then counts as unused.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _HOUR_SECONDS: Final = 3600.0
 
 
 class Rate(NamedTuple):
-    """A limit per minute, and how much of it a call uses. For limits of model servers, the store ID is empty."""
+    """A limit per minute, and how much of it a call uses. For limits on model servers, the store id is empty."""
 
     store_id: StoreId
     name: str
@@ -96,12 +96,12 @@ class Rate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time in seconds for which the call uses the whole rate."""
+        """The time in seconds in which the rate allows as much as the call uses."""
         return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
     @property
     def limit(self) -> str:
-        """Name of the limit in metrics."""
+        """The name of the limit in metrics."""
         return f"{'model' if self.store_id else 'server'}_{self.name.split()[0]}_per_minute"
 
     @property
@@ -134,15 +134,15 @@ class OpenCall(NamedTuple):
 
 
 def part_of(budget: TokenBudget) -> tuple[str, float]:
-    """Return the limit's name in metrics, and which part of it is used."""
+    """Return the limit's name in metrics, and the fraction of it that is used."""
     return WaitKind(budget.kind).name.lower(), budget.tokens_used / budget.tokens_max
 
 
 def _checked(budgets: Sequence[TokenBudget], reserved: Record) -> dict[str, float]:
-    """Return which part of each budget is used.
+    """Return the fraction of each budget that is used.
 
     Raises:
-        UsedUp: A budget has no tokens left. Of several, it is one that is used up for the longest time.
+        UsedUp: A budget has no tokens left. If there are several, the error names one that stays used up longest.
     """
 
     def left(budget: TokenBudget) -> int:
@@ -165,8 +165,8 @@ class PostgresModels(DatabaseAdapter):
     ) -> Mapping[str, float]:
         """Count a call against all rates, and reserve its tokens in the budgets that `budgets` returns. Idempotent.
 
-        If one rate or budget is used up, count it against none, unless the call has ended. The end of a call ends its
-        reservation. Return which part of each limit is used.
+        If one of them is used up, count the call against none, unless it has ended. The end of a call releases its
+        reservation. Return the fraction of each limit that is used.
 
         Raises:
             Exceeded: One of the rates is used up.
@@ -203,10 +203,13 @@ class PostgresModels(DatabaseAdapter):
         await self._database.execute(_ADD_OUTAGES, model_server, outages, closed_seconds)
 
     async def attempt(self, model_server: str, seconds: float) -> bool:
-        """Return whether the caller may make the next attempt. If so, no other caller may do so for `seconds`."""
+        """Return whether the caller may make the next attempt.
+
+        If it may, no other caller may make one for `seconds`.
+        """
         return bool(await self._database.fetchval(_ATTEMPT, model_server, seconds))
 
     async def outage(self, model_server: str) -> tuple[int, float]:
-        """Return the number of consecutive outages, and the seconds for which the server remains closed."""
+        """Return the number of consecutive outages, and for how many more seconds the server must not be called."""
         row = await self._database.fetchrow(_OUTAGE, model_server)
         return (0, 0.0) if row is None else (row["outages"], row["closed_seconds"])

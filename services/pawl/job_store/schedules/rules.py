@@ -83,9 +83,9 @@ class StarterRow(Owner, frozen=True, kw_only=True):
     """A schedule or a trigger.
 
     `failures` counts refused firings (except manual firings) and runs that failed or expired, since a run last
-    completed or the row was resumed. Once the run `last_run_id` has ended, it is counted, and `last_run_counted` is
-    True. `fires` are newest first. `credential_ended` means that the API key for its runs was revoked, has expired or
-    was removed. It is set only on rows that are loaded for firing.
+    completed or the row was last resumed. `last_run_counted` means that the run `last_run_id` has ended and its end was
+    counted. `fires` are newest first. `credential_ended` means that the API key for its runs was revoked, has expired
+    or was removed. It is set only on rows that are loaded for firing.
     """
 
     name: str
@@ -132,7 +132,7 @@ Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A due schedule that was claimed at `now`. `is_busy` means that the last run that it started is still open."""
+    """A due schedule that was claimed at `now`. `is_busy` means that its last run is still open."""
 
     row: ScheduleRow
     now: datetime
@@ -142,7 +142,7 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
 def saved(row: ScheduleRow, requested: Definition, owner: Owner, now: datetime) -> ScheduleRow:
     """Return a schedule with a new definition or owner. If both are unchanged, return the same schedule.
 
-    A firing that waits for the previous run is skipped.
+    A firing that is waiting for the previous run is skipped.
 
     A scheduled time that has not fired yet stays due, unless the timing changes.
     """
@@ -155,14 +155,13 @@ def saved(row: ScheduleRow, requested: Definition, owner: Owner, now: datetime) 
 
 
 def paused(row: ScheduleRow, note: str, now: datetime, *, automatic: bool = False) -> ScheduleRow:
-    """Return a paused schedule. A schedule that was already paused keeps its pause time but gets the new note."""
     return replace(
         marked_paused(_without_waiting(row, now), note, now, automatic=automatic), due_time=None, claim_at=None
     )
 
 
 def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = False) -> StarterT:
-    """Return a paused schedule or trigger. If it was already paused, it keeps its pause time but gets the new note."""
+    """Return a paused schedule or trigger. One that was already paused keeps its pause time but gets the new note."""
     return replace(
         row,
         generation=row.generation + 1,
@@ -173,7 +172,7 @@ def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = 
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a resumed schedule, which is due again from now on. If it was not paused, only its owner changes."""
+    """Return a resumed schedule, which fires again from now on. If it was not paused, only its owner changes."""
     return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
@@ -265,7 +264,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
     """Return a schedule or trigger with `fire` added. If the firing was waiting, `fire` replaces its earlier entry.
 
-    The newest `FIRES_MAX` entries remain, and also a waiting entry, even if it is older.
+    The newest `FIRES_MAX` entries remain, and so does a waiting entry, even if it is older.
     """
     rest: list[FireRow] = []
     for old in row.fires:
@@ -284,7 +283,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Count the last run of a schedule or trigger after its end. A `state` of None means that the run was removed."""
+    """Return a schedule or trigger after its last run has ended in `state` or, if that is None, was removed."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures

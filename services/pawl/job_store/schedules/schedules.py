@@ -32,7 +32,7 @@ class DueSchedule(NamedTuple):
 
 
 class Starters(Generic[StarterT]):
-    """Operations that schedules and triggers share. `absent` is raised if the row does not exist."""
+    """Operations that schedules and triggers share. Methods raise `absent` if the row does not exist."""
 
     def __init__(self, rows: PostgresStarters[StarterT], absent: type[PawlError]) -> None:
         self._rows = rows
@@ -121,7 +121,7 @@ class Schedules(Starters[ScheduleRow]):
         )
 
     async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim due schedules. Return them, and the number of seconds to wait before the next claim.
+        """Claim due schedules. Return them, and how many seconds to wait before the next claim.
 
         A schedule whose next scheduled time cannot be computed is skipped until its claim expires.
         """

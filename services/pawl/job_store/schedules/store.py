@@ -48,7 +48,7 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))
 
     async def wait_seconds(self) -> float | None:
-        """Return the number of seconds until the next schedule can be claimed, or None if there is none."""
+        """Return the number of seconds until the next schedule can be claimed, or None if there is no such schedule."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 

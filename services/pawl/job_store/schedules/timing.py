@@ -107,7 +107,7 @@ def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime
 
 
 def same_times(one: Timing, other: Timing) -> bool:
-    """Return whether two timings are equal, apart from their catch-up periods."""
+    """Return whether two timings have the same scheduled times, whatever their catch-up periods."""
     fields = [name for name in Timing.__struct_fields__ if name != "catch_up_seconds"]
     return all(getattr(one, name) == getattr(other, name) for name in fields)
 
@@ -137,7 +137,7 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
     """Return the scheduled time to fire after `due`, or None if there is none.
 
-    Missed times that are too old to catch up are skipped. Of the others, only the newest `CAUGHT_UP_MAX` remain.
+    Missed times that are too old to catch up are skipped, and so are all others except the newest `CAUGHT_UP_MAX`.
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
@@ -181,7 +181,10 @@ def _check_cron(timing: Timing) -> None:
 
 
 def cron_text(cron: str) -> str:
-    """Describe a valid cron expression in words. If it restricts both kinds of day, a day needs to match only one."""
+    """Describe a valid cron expression in words.
+
+    If it restricts both the day of the month and the day of the week, a day needs to match only one of them.
+    """
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
@@ -223,7 +226,7 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
 
 @lru_cache(maxsize=1024)
 def _shifts_unevenly(name: str, year: int) -> bool:
-    """Return whether a time zone's clocks shift by a fraction of an hour in `year` or the next year."""
+    """Return whether a time zone's clocks shift by a fraction of an hour in `year` or in the year after it."""
     first = [datetime(when, month, 1, tzinfo=zone(name)) for when in (year, year + 1) for month in range(1, 13)]
     return len({(time.utcoffset() or timedelta()) % timedelta(hours=1) for time in first}) > 1
 

@@ -1,4 +1,4 @@
-"""Feature switches and store limits, and the layer that decides each value (LOOP-14, RES-3)."""
+"""Feature switches and store limits, and the layer that determines each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,15 @@ class Limit(StrEnum):
 
     @property
     def has_default(self) -> bool:
-        """True if the limit has a value even if no layer sets it. Other limits then do not apply."""
+        """True if the limit has a value even if no layer sets it.
+
+        A limit without a default applies only once a layer sets it.
+        """
         return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT}
 
     @property
     def maximum(self) -> int:
-        """The highest value. If the limit has no default, the highest value means that there is no limit."""
+        """The highest value. For a limit without a default, this value means that there is no limit."""
         if self is Limit.WEIGHT:
             return _WEIGHT_MAX
         return RUNS_MAX if self.has_default else TOKENS_MAX
@@ -104,7 +107,6 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     set_time: datetime | None = None
 
     def __str__(self) -> str:
-        """Return the text of the switch for the list of changes."""
         count = len(self.store_ids)
         stores = "1 listed store" if count == 1 else f"{count} listed stores"
         match self.state:
@@ -135,14 +137,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> dict[str, str]:
-        """Values by name, as text for the list of changes."""
+        """The values by name, as text for the list of changes."""
         texts = {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
         named = {MODELS: ", ".join(self.models), MODEL_SERVER: self.model_server}
         return texts | {name: text for name, text in named.items() if text}
 
 
 class EffectiveValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
+    """A value that applies to a store, and the layer that determines it.
+
+    If no layer sets the value, the layer is None.
+    """
 
     name: str
     value: int = 0
@@ -177,7 +182,7 @@ def _hundredth(feature: Feature, store_id: StoreId) -> float:
 
 
 class AllSettings:
-    """All layers of all stores. `started_with` holds the limits set when the process started.
+    """All layers of all stores. `started_with` contains the limits that were set when the process started.
 
     Features in `forced_off` are disabled in all stores.
     """
@@ -254,12 +259,12 @@ class AllSettings:
         return [self.layer(each, ALL_STORES if each is Layer.DEPLOYMENT else store_id) for each in reversed(Layer)]
 
     def allowed_models(self, store_id: StoreId) -> Sequence[str]:
-        """Return the models that the deployment allows in a store, or nothing if it allows all."""
+        """Return the models that the deployment allows in a store, or an empty sequence if it allows all."""
         _, *above = self._of(store_id)
         return next((each.models for each in above if each.models), ())
 
     def models(self, store_id: StoreId) -> Sequence[str]:
-        """Return the models that a store may use, or nothing if it may use all."""
+        """Return the models that a store may use, or an empty sequence if it may use all."""
         own, allowed = self.layer(Layer.STORE, store_id).models, self.allowed_models(store_id)
         if own and allowed:
             # If the deployment no longer allows any of the store's models, its own list is void.
@@ -270,7 +275,7 @@ class AllSettings:
         return next((each for each in self._of(store_id) if each.model_server), None)
 
     def server(self, store_id: StoreId) -> str:
-        """Return the name of a store's model server, which is empty for the default server."""
+        """Return the name of a store's model server, or an empty string for the default server."""
         set_in = self._server(store_id)
         name = set_in.model_server if set_in is not None else ""
         return "" if name == _DEFAULT_SERVER else name
@@ -291,7 +296,7 @@ class AllSettings:
 
     @property
     def cancels_before(self) -> datetime | None:
-        """Return the time before which open runs were created if they must be cancelled because runs are disabled."""
+        """Return the creation time before which open runs must be cancelled because runs are disabled."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
         is_forced = Feature.RUNS in self._forced_off
         if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
@@ -302,7 +307,7 @@ class AllSettings:
 def with_usage(
     effective: EffectiveValue, used: Mapping[WaitKind, tuple[int, datetime]], *, of_user: bool
 ) -> EffectiveValue:
-    """Add to the explanation of a token budget how much of it is used, and when its day or month ends.
+    """Return a token budget whose explanation also states how much of it is used, and when its day or month ends.
 
     Budgets of users are explained only with `of_user`, which means that `used` contains the caller's tokens in the
     store.

@@ -46,7 +46,7 @@ class SettingsSnapshot:
     """The settings that this process last read. `run` reads them every second.
 
     `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
-    `woken` is called after runs have become due.
+    `woken` is called after the snapshot has made runs due.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SettingsSnapshot:
             await self._clock.sleep(_POLL_SECONDS)
 
     async def _wake(self) -> None:
-        """Let runs that wait for a changed token budget check it again."""
+        """Let runs that are waiting for a token budget that has changed check it again."""
         for raised, left in list(self._raised.items()):
             stores = await self.repository.stores_with_open_runs() if raised == ALL_STORES else [raised]
             for store_id in stores:

@@ -94,7 +94,7 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
 
 class PostgresSettings(DatabaseAdapter):
     async def changed_layers(self, after_change: int) -> tuple[Sequence[Settings], int]:
-        """Return the layers that changed after change `after_change`, and the number of the last change.
+        """Return the layers that changed after change number `after_change`, and the number of the last change.
 
         If `after_change` is 0, return all layers.
         """
@@ -138,11 +138,11 @@ class PostgresSettings(DatabaseAdapter):
         return after
 
     async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> int:
-        """Let workers claim runs that wait only for one of these, in a store. Return their number."""
+        """Let workers claim a store's runs that wait only for one of `waits`. Return the number of these runs."""
         return affected(await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits]))
 
     async def model_servers(self) -> frozenset[str]:
-        """Return the model servers that agent-loop processes have reported lately."""
+        """Return the model servers that agent-loop processes have recently reported."""
         return frozenset(row["model_server"] for row in await self._database.fetch(_MODEL_SERVERS))
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
@@ -156,7 +156,7 @@ class PostgresSettings(DatabaseAdapter):
         return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
 
     async def conversations_with_notices(self, after: ConversationKey, *, rows_max: int) -> Sequence[ConversationKey]:
-        """Return idle conversations with notices of jobs, by store and id."""
+        """Return idle conversations that have notices of jobs, sorted by store and id."""
         rows = await self._database.fetch(_WITH_NOTICES, after.store_id, after.conversation_id, rows_max)
         return [ConversationKey(row["store_id"], row["conversation_id"]) for row in rows]
 

@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox whose e-mails are events. Zero and empty values mean the defaults."""
+    """A mailbox whose e-mails are the events. Zero and empty values mean the defaults."""
 
     host: str
     port: int = 0
@@ -129,9 +129,9 @@ class TriggerRow(StarterRow, frozen=True, kw_only=True):
     Changes that affect how events are handled increment `generation`. Firings do not.
 
     `former_secrets` are newest first. `claim_at` is the end of the mailbox lease, or None for webhooks and during a
-    pause. `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report
-    that the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old
-    signature.
+    pause. `last_uid` is the UID of the last delivered message. `unreachable_report_time` is when the mailbox was last
+    reported as unreachable. `refused_count` counts webhooks whose key or signature is invalid, or whose signature is
+    too old.
     """
 
     trigger_id: str
@@ -185,7 +185,7 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of events that run one at a time, with the last event's run and the waiting event.
+    """A lane of events that are handled one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. If `awaits_run` is set, the event waits for that run to end. Otherwise, it
     waits until a certain time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
@@ -259,7 +259,7 @@ def _check_mailbox(requested: MailboxSource) -> None:
         else "must name a server",
         "senders": ""
         if len(requested.senders) <= SENDERS_MAX and all(map(_SENDER.fullmatch, requested.senders))
-        else f"must be addresses, or domains like @example.com, at most {SENDERS_MAX}",
+        else f"must be at most {SENDERS_MAX} addresses, or domains like @example.com",
     }
     for name, problem in problems.items():
         if problem:
@@ -280,7 +280,7 @@ def _check_pointer(pointer: str, field: str) -> None:
 
 
 def filled_in(requested: TriggerDefinition) -> TriggerDefinition:
-    """Return a definition with its mailbox defaults filled in. INBOX is case-insensitive (RFC 9051, 5.1)."""
+    """Return a definition with its mailbox defaults filled in, and the folder INBOX in upper case (RFC 9051, 5.1)."""
     mailbox = requested.mailbox
     if mailbox is None:
         return requested
@@ -349,7 +349,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 
 
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
-    """Return a trigger after a report about its mailbox. If `reason` is set, the mailbox was unreachable.
+    """Return a trigger after a report about its mailbox. If `reason` is not empty, the mailbox was unreachable.
 
     If the mailbox has assigned new UIDs, messages after `position` will be read.
     """
@@ -370,7 +370,6 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
 
 
 def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False) -> TriggerRow:
-    """Return a paused trigger. A trigger that was already paused keeps its pause time but gets the new note."""
     return replace(schedules.marked_paused(row, note, now, automatic=automatic), claim_at=None)
 
 

@@ -93,7 +93,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
-        """Claim waiting events that may fire. Return their triggers and lanes."""
+        """Claim waiting events that may fire now. Return their triggers and lanes."""
         lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
         lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, poll)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]

@@ -69,8 +69,10 @@ def event_id_of(
         # time and body.
         raise BadSignature("the webhook-id of a signed webhook must not contain a dot ('.')")
     time = headers.get("webhook-timestamp", "")
-    if not event_id or not _TIME.fullmatch(time):
-        raise BadSignature("webhook-id or webhook-timestamp is missing or malformed")
+    if not event_id:
+        raise BadSignature("the header webhook-id is missing")
+    if not _TIME.fullmatch(time):
+        raise BadSignature("the header webhook-timestamp is missing or malformed")
     try:
         # The specification signs the body as UTF-8.
         text, seconds = body.decode(), int(time)
@@ -209,7 +211,7 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal.
+        """Count a refusal in memory, and store the count in the row at most once a minute.
 
         Store the count in the row at most once a minute. Until then, hold it in memory.
         """

@@ -35,7 +35,10 @@ _NO_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """The last row of a page, and the period of the first page, because both of its ends may depend on the time."""
+    """The last row of a page, and the period of the first page.
+
+    The start and end of that period may depend on the time.
+    """
 
     start: datetime
     end: datetime
@@ -95,8 +98,10 @@ def _asked(selection: Selection, request: pb.GetUsageRequest) -> tuple[object, .
 
 
 def _name(value: str, field: str) -> str:
-    if len(value) > _NAME_CHARACTERS_MAX or "\0" in value:
-        raise InvalidField(f"{field} must be at most {_NAME_CHARACTERS_MAX} characters without NUL", field=field)
+    if len(value) > _NAME_CHARACTERS_MAX:
+        raise InvalidField(f"{field} must be at most {_NAME_CHARACTERS_MAX} characters, got {len(value)}", field=field)
+    if "\0" in value:
+        raise InvalidField(f"{field} must not contain NUL characters", field=field)
     return value
 
 

@@ -38,7 +38,10 @@ class Dimension(IntEnum):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures to return. Empty values select all. `start` and `end` are full days, or full hours for hourly figures."""
+    """Which figures to return. Empty values select all.
+
+    `start` and `end` are full days, or full hours for hourly figures.
+    """
 
     store_id: StoreId
     user_id: UserId
@@ -60,7 +63,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scope(caller: Principal, store_id: StoreId, user_id: UserId) -> tuple[StoreId, UserId]:
-    """Return the store and user whose figures the caller gets. Empty values mean all.
+    """Return the store and user whose figures the caller may see. Empty values mean all.
 
     Raises:
         PermissionDenied: The caller may not see the requested figures.
@@ -101,25 +104,27 @@ def _floor(time: datetime, unit: timedelta) -> datetime:
 
 
 def dimensions(numbers: Sequence[int]) -> tuple[Dimension, ...]:
-    """Return the dimensions in the order of the rows.
+    """Return the dimensions in the order in which the rows contain them.
 
     Raises:
         InvalidField: A dimension is unknown or repeated, or tools and models are combined.
     """
     known = {each.value for each in Dimension}
-    if len(set(numbers)) != len(numbers) or not known.issuperset(numbers):
-        raise InvalidField("by must contain known dimensions, each once", field="by")
+    if unknown := set(numbers) - known:
+        raise InvalidField(f"by has the unknown value {min(unknown)}", field="by")
+    if len(set(numbers)) != len(numbers):
+        raise InvalidField("by must not repeat a dimension", field="by")
     return tuple(map(Dimension, sorted(numbers)))
 
 
 def check_kinds(selection: Selection) -> None:
-    """Check that the selection has figures.
+    """Check that figures exist for this combination of filters and dimensions.
 
     Raises:
         InvalidField: It combines tools and models.
     """
     if selection.is_of_tools and selection.is_of_models:
-        raise InvalidField("tools and models cannot be combined: no figure has both", field="by")
+        raise InvalidField("tools and models cannot be combined, because no figure has both", field="by")
 
 
 def days(selection: Selection) -> tuple[date, date]:

@@ -32,7 +32,7 @@ _FIRST: Final = -(2**31)
 
 class PostgresUsage(DatabaseAdapter):
     async def rows(self, selection: Selection, *, after: Position | None, rows_max: int) -> Sequence[Record]:
-        """Return rows in order of `place` (hours or days since 1970, negated), then of the requested dimensions."""
+        """Return rows ordered by `place` (hours or days since 1970, negated), then by the requested dimensions."""
         arguments: list[Any] = []
 
         def given(value: object) -> str:

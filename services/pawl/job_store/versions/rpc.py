@@ -1,4 +1,4 @@
-"""Translates versions for the servicers of each kind of definition."""
+"""Converts versions to messages for the servicers of each kind of definition."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DefinitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition, the number of its newest version, and the definitions that this version uses."""
+    """A definition, the number of its newest version, and the definitions to which that version refers."""
 
     name: str
     version: int
@@ -100,7 +100,7 @@ def check_uses(kind: Kind, name: str, uses: tuple[str, ...], known: Mapping[str,
 
 
 def cycle_of(name: str, uses: tuple[str, ...], known: Mapping[str, DefinitionRow]) -> tuple[str, ...]:
-    """Return the cycle that references to these definitions would create, or nothing if there is none.
+    """Return the cycle that references to these definitions would create, or an empty tuple if there is none.
 
     Deleted definitions count too, because recreating one restores its references.
     """

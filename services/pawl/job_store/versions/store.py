@@ -123,7 +123,7 @@ class PostgresVersions:
         return await run_lists.fetch(self._database, _LIST, arguments, read, rows_max=rows_max)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[VersionRow]:
-        """Return a definition's versions below `before`, newest first."""
+        """Return a definition's versions with numbers below `before`, newest first."""
         arguments = (store_id, self._kind.name, name, before)
         return await run_lists.fetch(self._database, _VERSIONS, arguments, read, rows_max=rows_max)
 
@@ -141,7 +141,7 @@ class PostgresVersions:
         return {row["name"]: DefinitionRow(**dict(row) | {"uses": tuple(row["uses"])}) for row in rows}
 
     async def changed(self, connection: Connection, store_id: StoreId, name: str) -> None:
-        """Update everything that depends on a definition, in the transaction that changes it."""
+        """Update everything that depends on a definition, in the transaction that has changed it."""
 
 
 def read(row: Record) -> VersionRow:

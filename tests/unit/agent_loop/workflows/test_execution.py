@@ -151,7 +151,7 @@ def test_ended_run_has_no_open_nodes() -> None:
     assert {nodes(found)[path].state for path in ("ask", "each")} == {pb.NODE_STATE_CANCELLED}
 
 
-def test_the_output_requires_reading_a_result_that_was_left_out() -> None:
+def test_an_omitted_result_is_read_before_the_output() -> None:
     found = execution({"fetch": record(NodeState.SUCCEEDED)}, call("fetch", CallState.SUCCEEDED, omitted=9000))
     assert nodes(found)["fetch"].output_omitted_bytes == 9000
     step = step_at("fetch")

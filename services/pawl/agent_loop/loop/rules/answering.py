@@ -61,7 +61,10 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the call that shows that the run is stuck, or None if it is not. `loop` already counts the new `calls`."""
+    """Return the call that a stuck run repeats, or None if the run is not stuck.
+
+    `loop` already counts the new `calls`.
+    """
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -216,7 +219,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Hold the call until its next attempt. Once the call has waited long enough, end the hold."""
+    """Hold the call until its next attempt, or end the hold if the call has waited long enough."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None

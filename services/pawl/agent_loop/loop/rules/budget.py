@@ -86,7 +86,7 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the smallest top-up with which the next model call could be made, as far as is known."""
+    """Return the smallest top-up that would allow the next model call, based on what is known so far."""
     last = state.loop.counted_prompt
     # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
@@ -167,7 +167,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem if the budget cut the answer short, otherwise None. The partial answer is not used."""
+    """Return the problem if the budget cut the answer short, or None. A partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None

@@ -40,7 +40,7 @@ class UserDecision(ByPerson, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a decision, with the approvals that this process knows of. Only the ledger has all approvals."""
+    """A request for a decision, with the approvals known to this process. Only the ledger has all approvals."""
 
     digest: str
     preview: str = ""

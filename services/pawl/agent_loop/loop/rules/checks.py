@@ -31,8 +31,8 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
     """Return `value` if it is valid text.
 
     Raises:
-        TooLarge: the text is longer than `bytes_max` bytes.
-        InvalidField: the text has control characters, or is empty although `may_be_empty` is false.
+        TooLarge: The text is longer than `bytes_max` bytes.
+        InvalidField: The text has control characters, or is empty although `may_be_empty` is false.
     """
     if not value and not may_be_empty:
         raise InvalidField(f"{field} is empty", field=field)
@@ -44,10 +44,10 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
 
 
 def conversation_key(value: str) -> str:
-    """Return a client's conversation key if it is valid. It may be empty.
+    """Return `value` if it is a valid conversation key. It may be empty.
 
     Raises:
-        TooLarge: the key has more than 200 bytes.
+        TooLarge: The key has more than 200 bytes.
     """
     if len(value.encode()) > KEY_BYTES_MAX:
         raise TooLarge(f"conversation_key must be at most {KEY_BYTES_MAX} bytes", field="conversation_key")
@@ -58,8 +58,8 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
     """Return the serialized tools that a client supplies with a run, if they are within the limits.
 
     Raises:
-        InvalidField: there are more than 64 tools.
-        TooLarge: the tools are larger than 64 KiB in total.
+        InvalidField: There are more than 64 tools.
+        TooLarge: The tools are larger than 64 KiB in total.
     """
     if len(definitions) > OWN_TOOLS_MAX:
         raise InvalidField(f"{field} must have at most {OWN_TOOLS_MAX} tools", field=field)
@@ -69,7 +69,7 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
 
 
 def result_json(content: bytes) -> bytes:
-    """Return `value` if it is strict JSON of at most 1 MiB.
+    """Return `content` if it is strict JSON of at most 1 MiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -79,7 +79,7 @@ def result_json(content: bytes) -> bytes:
 
 
 def arguments_json(content: bytes) -> bytes:
-    """Return `value` if it is a strict JSON object of at most 256 KiB.
+    """Return `content` if it is a strict JSON object of at most 256 KiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -101,10 +101,10 @@ def fraction(value: float | None) -> float | None:
 
 
 def page_size(value: int) -> int:
-    """Return a page size if it is valid. 0 means the ledger's default.
+    """Return `value` if it is a valid page size. 0 means the ledger's default.
 
     Raises:
-        InvalidField: the size is over PAGE_SIZE_MAX.
+        InvalidField: The size is over PAGE_SIZE_MAX.
     """
     if value > PAGE_SIZE_MAX:
         raise InvalidField(f"page_size must be at most {PAGE_SIZE_MAX}", field="page_size")
@@ -112,7 +112,7 @@ def page_size(value: int) -> int:
 
 
 def wait_seconds(value: float) -> float:
-    """Return a wait if it is between 0 and 60 seconds.
+    """Return `value` if it is a wait time between 0 and 60 seconds.
 
     Raises:
         InvalidField
@@ -123,11 +123,11 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Return a seq if it fits into 63 bits.
+    """Return `value` if it is a seq of at most 63 bits.
 
     Raises:
         InvalidField
     """
     if value > SEQ_MAX:
-        raise InvalidField(f"{field} is too large", field=field)
+        raise InvalidField(f"{field} must be at most {SEQ_MAX}", field=field)
     return value

@@ -36,7 +36,7 @@ class Coalescer:
     """
 
     def __init__(self, head: OutputDelta) -> None:
-        """Create a coalescer. Each output is a copy of `head`, which must be empty, filled with pieces."""
+        """Create a coalescer. Each output is a copy of `head` to which pieces are added. `head` must be empty."""
         self._head = head
         self._pieces: list[DisplayPiece] = []
         self._oldest_at = 0.0

@@ -1,4 +1,4 @@
-"""Conditions on the results of iterations. With them, jobs monitor values without a model (ASYNC-4)."""
+"""Conditions on the results of iterations, with which jobs monitor values without a model (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         `before` is the previous iteration's value, or None for the first iteration.
 
         Raises:
-            ExpressionError: the expression cannot be evaluated for this value.
+            ExpressionError: The expression cannot be evaluated for this value.
         """
         found = find(content, self.pointer)
         if self.expression:
@@ -65,7 +65,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     def seen(self, content: Any) -> Seen | None:
         """Return the part of a parsed result to store for the next iteration.
 
-        Return None if the condition needs no part.
+        Return None if the condition does not need it.
         """
         names_previous = bool(self.expression) and expression.names_previous(self.expression)
         if not self.changed and not names_previous:
@@ -98,7 +98,10 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is equal for equal values. 20 and 20.0 count as equal, but not if they are very large."""
+    """Return a digest that is equal for equal values.
+
+    An integer and an equal float, such as 20 and 20.0, count as equal unless they are very large.
+    """
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -132,7 +135,7 @@ def written(condition: Condition) -> dict[str, Any]:
 
 
 def _value(data: bytes) -> Any:
-    """Decode JSON. Invalid JSON becomes an empty list, which is not valid in a condition either."""
+    """Decode JSON. Invalid JSON becomes an empty list, which is also invalid in a condition."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -143,7 +146,7 @@ def read(spec: object) -> Condition | None:
     """Parse a condition such as `"value < 20"` or `{"path": "/price", "below": 20}`. Return None if it is invalid.
 
     Raises:
-        ExpressionError: the CEL expression is not allowed.
+        ExpressionError: The CEL expression is not allowed.
     """
     if isinstance(spec, str):
         spec = {"cel": spec}

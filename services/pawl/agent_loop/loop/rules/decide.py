@@ -76,9 +76,9 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Remove work that is already running from the decision.
+    """Drop work that is already running.
 
-    A parked run is resumed first, and not completed directly.
+    If the run is parked, resume it first, because it cannot complete directly.
     """
     match decision:
         case Propose():

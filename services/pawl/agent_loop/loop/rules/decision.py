@@ -1,7 +1,7 @@
 """Decisions made by `decide` and by programs.
 
 Planning applies each decision and decides again, unless the decision ends the plan. Decisions that start work have
-`names`. Work that is in progress under one of these names does not start again.
+`names`. A decision does not start work whose name is already in use.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Environment:
         """Return the value of an expression as JSON. Times become text.
 
         Raises:
-            ExpressionError: the expression is invalid, it fails, or it would process too much data.
+            ExpressionError: The expression is invalid, it fails, or it would process too much data.
         """
         expression = self.compile(source)
         values = [data[name] for name in self._json]
@@ -111,7 +111,7 @@ class Environment:
         """Check and compile an expression.
 
         Raises:
-            ExpressionError: the expression is not allowed. The message contains the reason.
+            ExpressionError: The expression is not allowed. The message contains the reason.
         """
         if not 0 < len(source) <= self._characters_max:
             raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
@@ -162,7 +162,7 @@ def check(source: str) -> None:
     """Check that an expression over a job's results is allowed.
 
     Raises:
-        ExpressionError: the expression is not allowed. The message contains the reason.
+        ExpressionError: The expression is not allowed. The message contains the reason.
     """
     kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
@@ -179,7 +179,7 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
     """Evaluate a checked expression over a job's results. Integers of up to 53 bits become doubles.
 
     Raises:
-        ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
+        ExpressionError: The evaluation fails, its result is neither true nor false, or it would process too much data.
     """
     outcome = _JOB.evaluate(
         source, {"value": with_doubles(value), "previous": with_doubles(previous), "fired": fired}, Meter()

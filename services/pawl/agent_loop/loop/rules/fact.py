@@ -23,7 +23,7 @@ from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry has returned the run's tools, so the run can start. The program continues at `cursor`."""
+    """The registry has returned the run's tools, so the run can start. The program's cursor is then `cursor`."""
 
     tools: tuple[PinnedTool, ...]
     # Tools beyond a run's maximum.
@@ -76,7 +76,7 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The model call failed after `answer`. `jitter` is between 0 and 1.
 
-    `tokens_needed` is set if the call was not made because fewer tokens are left. `used_up` is the used-up budget, if
+    `tokens_needed` is set if the call was not made because too few tokens are left. `used_up` is the used-up budget, if
     that is why the call was not made.
     """
 
@@ -139,9 +139,9 @@ class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
+    """A progress report of a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
 
-    `has_checkpoint` means that the tool has stored a checkpoint since the last progress.
+    `has_checkpoint` means that the tool has stored a checkpoint since the last progress report.
     """
 
     call_id: CallId
@@ -152,7 +152,7 @@ class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, call: Call, latest: values.Progress, unshown: ToolProgress | None) -> ToolProgress:
-        """Return a call's latest progress. It replaces `unshown`, which no step has reported yet."""
+        """Return a call's latest progress report. It replaces `unshown`, which no step has reported yet."""
         return cls(
             call_id=call.call_id,
             tool_name=call.tool_name,

@@ -63,7 +63,7 @@ def awaits(state: State, call: Call, now: float) -> bool:
 
 
 def times(state: State, now: float) -> list[float]:
-    """Return when to check again with the registry for calls that are completed externally."""
+    """Return when to ask the registry again about calls that are completed externally."""
     return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
 
 

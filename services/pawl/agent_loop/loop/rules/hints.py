@@ -28,7 +28,7 @@ _FOR_TOOL: Final = (
 )
 # For StartJob.
 _FOR_REQUEST: Final = (
-    "The call runs in the background already. To repeat it, set the job's interval_seconds with duration_minutes,"
+    "The call already runs in the background. To repeat it, set the job's interval_seconds with duration_minutes,"
     " iterations_max or both instead."
 )
 

@@ -137,7 +137,7 @@ def progressed(state: State, report: ToolProgress, now: float) -> State:
 
 
 def progress_told(state: State, now: float) -> State:
-    """Report the progress of the open call with the next commit. See `Notice` for the number of the report."""
+    """Report the progress of the open call with the next commit. `Notice` explains how reports are numbered."""
     run, job = state.run, state.run.job
     if job is None:
         return state
@@ -160,10 +160,10 @@ def _cursor(state: State) -> JobCursor:
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
-    """Return the scheduled time of the iteration after `last`. If `last` is None, return that of the first iteration.
+    """Return the scheduled time of the iteration after `last` or, if `last` is None, of the first iteration.
 
-    The time is a whole number of intervals after the job's start. It is neither before the end of `last` nor before
-    `resume_time`.
+    Iterations are scheduled at whole intervals after the job's start. The returned time is neither before the end of
+    `last` nor before `resume_time`.
     """
     if not job.interval_seconds:
         return job.begin_time
@@ -174,7 +174,7 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
 
 
 def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
-    """Return when the next iteration may start. Failed polls can delay it beyond the resume time."""
+    """Return the earliest time for the next iteration. Failed polls can delay it beyond the resume time."""
     if last is None or last.end_time is None or (job.until is None and job.when is None):
         return cursor.resume_time
     doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)

@@ -1,4 +1,4 @@
-"""Handles background jobs, from the call that starts one to the notices in its conversation."""
+"""Handles background jobs, from the call that starts a job to the notices in its conversation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGE
 _NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
-_NOT_SO: Final = "It ran immediately and not in the background: {}."
+_NOT_SO: Final = "It ran immediately, not in the background: {}."
 
 
 # Runs wait for tools with these contexts, except for turns started by job notices.
@@ -217,7 +217,7 @@ def is_silent(content: str) -> bool:
 
 
 def may_become_silent(content: str) -> bool:
-    """Return whether an answer that starts with `content` could still be silent."""
+    """Return whether an answer that starts with `content` could still turn out to be silent."""
     return SILENT.startswith(content.strip().lower())
 
 
@@ -246,7 +246,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Return a user's job with the changes that its first call's verdict requires.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed. The message contains the reason.
+        ToolNotFound, PermissionDenied, InvalidArguments: The job is not allowed. The message contains the reason.
     """
     check_allowed(verdict)
     if verdict.context not in IN_BACKGROUND:
@@ -265,7 +265,7 @@ def check_allowed(verdict: Verdict) -> None:
     """Check that the registry does not refuse a call.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: the call is refused. The message contains the reason.
+        ToolNotFound, PermissionDenied, InvalidArguments: The call is refused. The message contains the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
@@ -275,8 +275,7 @@ def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy, unless the request has its own.
 
     A monitoring job ignores the policy. A job with a single call follows the policy only if the policy concerns
-    progress or is to report nothing. In the latter case, the job reports no progress either, even if the request does
-    so.
+    progress or is to report nothing. In the latter case, the job does not report progress either, even if requested.
     """
     policy = verdict.reports
     if policy is None or terms.until is not None or terms.when is not None:
@@ -416,7 +415,7 @@ def _is_of_progress(notice: Notice) -> bool:
 
 
 def _progress_content(notice: Notice) -> dict[str, Any]:
-    """Return the progress that a notice reports, which is the progress at the time of the job's latest report."""
+    """Return the content of a progress notice, as of the job's latest report."""
     run, job, progress = notice.run, _job(notice), notice.run.job_progress
     shown: dict[str, Any] = {"report": notice.occasion - run.round}
     if progress is not None and progress.fraction is not None:

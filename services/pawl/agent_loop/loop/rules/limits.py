@@ -70,7 +70,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Return these limits with the values in `requested`. No value may exceed its ceiling in `ceilings`.
 
         Raises:
-            InvalidField: a value is above its ceiling or is too small.
+            InvalidField: A value is above its ceiling or is too small.
         """
         for name, value in requested.items():
             ceiling = getattr(ceilings, name)
@@ -86,11 +86,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in requested.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return a call's timeout: the tool's `own` timeout or, if that is 0, the default. The maximum limits both."""
+        """Return a call's timeout: the tool's `own` timeout or, if that is 0, the default.
+
+        The maximum applies to both.
+        """
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return a question's timeout: its `own` timeout or, if that is 0, the default. The maximum limits both."""
+        """Return a question's timeout: its `own` timeout or, if that is 0, the default. The maximum applies to both."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
@@ -151,11 +154,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_limits(document: object) -> DeploymentLimits:
     """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
-    An unset ceiling is the one in CEILINGS or, if the default is higher, the default. Because tokens cost money, the
+    An unset ceiling is the value in CEILINGS or the default, whichever is higher. Because tokens cost money, the
     ceiling for a token budget equals its default unless the ceiling is set.
 
     Raises:
-        ValueError: the structure, a name or a value is invalid. The message lists all invalid names and values.
+        ValueError: The structure, a name or a value is invalid. The message lists all invalid names and values.
     """
     file, usual = msgspec.convert(document, _File), DeploymentLimits()
     if problems := [*_problems(file, asdict(usual.defaults))]:
@@ -190,7 +193,7 @@ def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
         if problem := _problem(name, value, usual.keys()):
             yield f"ceilings.{name} {problem}"
         elif value < defaults[name] and not (name in NONE_IS_ZERO and value == 0):
-            yield f"ceilings.{name} must not be below the default, {defaults[name]}, got {value}"
+            yield f"ceilings.{name} must be at least the default ({defaults[name]}), got {value}"
 
 
 def _problem(name: str, value: object, names: Collection[str]) -> str:

@@ -1,6 +1,6 @@
-"""The part of a run's state that is not in the ledger's rows. It is stored so that another worker can continue.
+"""The part of a run's state that is not in the ledger's rows. Another worker needs it to continue the run.
 
-Stored as JSON with each commit that changes it, compressed if it is large. Missing fields have their defaults.
+It is stored as JSON with each commit that changes it, compressed if it is large. Missing fields have their defaults.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def write(state: LoopState) -> bytes:
-    """Encode a state for `read`."""
+    """Encode a state so that `read` can decode it."""
     data = _encode(state)
     return zlib.compress(data, level=1) if len(data) > _PLAIN_BYTES_MAX else data
 
@@ -170,7 +170,7 @@ def read(data: bytes) -> LoopState:
     """Decode a state. Empty bytes are the state of a run that has not started.
 
     Raises:
-        Unreadable: the bytes are not a valid state.
+        Unreadable: The bytes are not a valid state.
     """
     try:
         if data.startswith(_COMPRESSED):

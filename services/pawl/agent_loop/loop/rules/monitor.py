@@ -36,7 +36,7 @@ def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor
 
 
 def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
-    """Decide whether to report an iteration. Return the cursor with the decision, and the decision itself."""
+    """Decide whether to report an iteration. Return the updated cursor and the decision."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
     digest = hashlib.sha256(result.encode()).hexdigest()[:16]
@@ -104,17 +104,18 @@ def job_output(
 
 
 def is_over(job: Job, cursor: JobCursor) -> bool:
-    """Return whether the job has met its `until` condition, or has reported its `when` condition often enough."""
+    """Return whether the job has met its `until` condition, or has reported `when` the maximum number of times."""
     return cursor.met or (job.when is not None and cursor.fired >= job.when.firings_max)
 
 
 def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) -> JobCursor:
     """Apply a result to the monitor.
 
-    The monitor fires when its condition becomes true, but not while the condition remains true. If the condition
-    becomes true during the pause and is still true afterwards, the monitor fires at the end of the pause. With a hold
-    time, the monitor fires once the condition has been true for that long. After a change, the new value must also stay
-    the same for that long. A condition that cannot be evaluated is neither true nor false.
+    The monitor fires when its condition becomes true, but not while the condition remains true. Each firing starts a
+    pause. If the condition becomes true during the pause and is still true afterwards, the monitor fires at the end of
+    the pause. With a hold time, the condition must first have been true for that long. If the condition is a change,
+    the new value must have stayed the same for that long. A condition that cannot be evaluated is neither true nor
+    false.
     """
     if monitor is None:
         return cursor

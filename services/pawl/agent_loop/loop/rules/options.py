@@ -50,8 +50,8 @@ def complete(requested: AskedOptions, defaults: RunDefaults) -> RunOptions:
     """Return options with all defaults filled in.
 
     Raises:
-        InvalidField, TooLarge: a value is out of range, or two contradict each other.
-        InvalidSchema: the response format's schema is not JSON. Only tool-registry checks the rest of the schema.
+        InvalidField, TooLarge: A value is out of range, or two contradict each other.
+        InvalidSchema: The response format's schema is not JSON. Only tool-registry checks the rest of the schema.
     """
     _check_names(requested)
     _check_tool_choice(requested)

@@ -63,8 +63,8 @@ def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Pa
     Images get their media types. Documents do not have their text yet.
 
     Raises:
-        InvalidField, TooLarge: a part is invalid. The error names the field.
-        UnsupportedPart: the deployment's models do not accept images.
+        InvalidField, TooLarge: A part is invalid. The error names the field.
+        UnsupportedPart: The deployment's models do not accept images.
     """
     if len(parts) > PARTS_MAX:
         raise InvalidField(f"parts may have at most {PARTS_MAX} entries", field="parts")

@@ -67,7 +67,7 @@ class Program(ABC):
         return delegation
 
     def concluded(self, state: State, *, continues: bool) -> State:  # no report by default
-        """Add the program's final report to the state before the run ends, for whatever reason.
+        """Add the program's final report to the state before the run ends, whatever the reason.
 
         With `continues`, the run does not end yet, because the user has sent more messages. Idempotent.
         """

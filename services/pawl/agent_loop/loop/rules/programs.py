@@ -1,5 +1,3 @@
-"""The programs of all kinds of runs."""
-
 from __future__ import annotations
 
 from typing import Final

@@ -52,7 +52,7 @@ def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: flo
 
 
 def advanced(cursor: JobCursor, report: ToolProgress, attempt: int) -> JobCursor:
-    """Count a report as progress if the call has stored a checkpoint or has got further than ever before.
+    """Count a report as progress if the call has stored a checkpoint or has gone further than before.
 
     After a restart, a call makes no progress until it passes the point that it had reached before.
     """

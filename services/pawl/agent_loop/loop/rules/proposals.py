@@ -75,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the tool that `name` means without decorations (see `bare_name`), or an empty string."""
+    """Return the tool that `name` refers to without decorations (see `bare_name`), or an empty string."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -101,8 +101,7 @@ def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float,
     """Apply the registry's verdict to a PROPOSED call, or to a call that falls back to a backend tool.
 
     A call in a `series` either starts under the series' grant or requests a grant. A backend or delegated call that may
-    run becomes RUNNABLE, and its batch determines when it starts. A read-only call that has already run becomes
-    settled.
+    run becomes RUNNABLE, and its batch determines when it starts. A read-only call that has already run is settled.
     """
     limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
     call = replace(

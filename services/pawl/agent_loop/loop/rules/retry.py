@@ -64,10 +64,10 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has waited for the model server since `since` tries again, or None if it fails.
+    """Return when a run that is waiting for the model server tries again, or None if it fails.
 
-    The wait doubles from 10 s to one minute, and `jitter` reduces it by up to half. It is never shorter than the server
-    requested. The last wait ends at the end of `wait_seconds`.
+    The run has been waiting since `since`. The wait doubles from 10 s to one minute, and `jitter` reduces it by up to
+    half. It is never shorter than the server requested. The last wait ends at the end of `wait_seconds`.
     """
     end = since + wait_seconds
     asked = now + (problem.retry_after_seconds or 0.0)

@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """The order of a batch's calls, in particular whether a call waits for earlier calls that await a decision."""
+    """The order of a batch's calls. It determines whether a call waits for earlier calls that await a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -67,7 +67,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint on the first model call. If the mode is TOOL, `tool_name` must be set."""
+    """A constraint on the first model call's use of tools. If the mode is TOOL, `tool_name` must be set."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     tool_name: str = ""
@@ -105,7 +105,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
 
 
 class FailureClass(StrEnum):
-    """Class of a run's failure, on which clients can branch."""
+    """The class of a run's failure. Clients can branch on it."""
 
     AUTH = "AUTH"
     RATE = "RATE"
@@ -238,7 +238,7 @@ class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
-    """The workflow version that a run executes. `input_json` is canonical JSON."""
+    """The workflow version that a run executes, and its input. `input_json` is canonical JSON."""
 
     name: str
     version: int
@@ -408,7 +408,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times_itself(self) -> bool:
-        """True if the program itself limits the run's time, in which case run and round timeouts do not apply."""
+        """True if the program itself limits the run's time. Run and round timeouts then do not apply."""
         return self.is_job or self.workflow is not None or self.goal is not None
 
     @property

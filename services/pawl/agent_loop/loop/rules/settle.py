@@ -51,7 +51,7 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 
 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
-    """Settle a running call after a request to the registry to cancel it.
+    """Settle a running call after the registry was asked to cancel it.
 
     If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED. Any
     other call becomes OUTCOME_UNKNOWN.
@@ -60,7 +60,7 @@ def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
         return executed(call, answer.result, now, note)
     if answer.stopped:
         return withdrawn(call, "The run was stopped before this call ended.", now)
-    message = "The run was stopped. It is not known whether this call was stopped; it may still run."
+    message = "The run was stopped. It is unknown whether this call was stopped; it may still be running."
     return _not_stopped(call, error(NOT_STOPPED, message), now, note)
 
 

@@ -1,4 +1,4 @@
-"""Sanitizes external text for storage and transport."""
+"""Sanitizes text from external sources for storage and transport."""
 
 from __future__ import annotations
 

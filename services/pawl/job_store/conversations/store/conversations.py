@@ -157,7 +157,7 @@ class PostgresConversations(DatabaseAdapter):
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:
-    """Return a search query. It matches a text if each prefix starts at least one of the text's words."""
+    """Return a search query. It matches a text if each prefix in `words` starts at least one word of the text."""
     owner = mark(store_id, user_id)
     # Words consist of letters and digits only, so they need no escaping.
     return " & ".join(f"'{owner}{word}':*" for word in words)

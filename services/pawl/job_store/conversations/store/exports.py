@@ -29,12 +29,12 @@ _CALLS: Final = run_lists.statement(
 
 class PostgresExports(DatabaseAdapter):
     async def calls(self, store_id: StoreId, user_id: UserId, call_ids: Sequence[CallId]) -> Page[CallRow]:
-        """Return the calls in `call_ids` that the user may read, in that order, up to about 2 MiB."""
+        """Return those of the calls `call_ids` that the user may read, in the given order, up to about 2 MiB."""
         arguments = (store_id, list(call_ids), user_id)
         return await run_lists.fetch(self._database, _CALLS, arguments, tables.CALLS.read, rows_max=len(call_ids))
 
     async def summary(self, store_id: StoreId, conversation_id: ConversationId) -> MessageRow | None:
-        """Return the newest summary that a conversation's owner has."""
+        """Return the newest summary of the owner's part of a conversation."""
         async with self._database.acquire() as connection:
             past_number = await connection.fetchval(_PAST_NUMBER, store_id, conversation_id) or 0
             view = segments.AuthorView(store_id, conversation_id, past_number, UserId(""))

@@ -98,7 +98,7 @@ class PostgresSearchIndex(DatabaseAdapter):
             return await _store(connection, [each for each in read if each is not None])
 
     async def _read(self, due: Record, messages: Sequence[Record]) -> _Read | None:
-        """Return the words of part of a conversation, or None if the batch has no room for any of its messages."""
+        """Return the words of part of a conversation, or None if none of its messages fits into the batch."""
         whole = [record for record in messages if record["body"] is not None]
         has_new_title = due["title"] != due["searched_title"]
         if not whole and messages and not has_new_title:

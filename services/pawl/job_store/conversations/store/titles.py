@@ -79,7 +79,7 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Stores model-generated titles. `budgets` returns the token budgets of a user's runs with an agent."""
+    """Stores model-generated titles. `budgets` returns the token budgets that apply to a user's runs with an agent."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PostgresTitles(DatabaseAdapter):
         """Claim conversations that need a title. Each claim lasts for two minutes.
 
         If a token budget is used up, postpone the title until its day or month ends. Skip titles whose model the store
-        may not use. After the last claim, no more attempts are made for them.
+        may not use. After a conversation's last allowed claim, no further attempt is made.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))

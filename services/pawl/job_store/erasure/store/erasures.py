@@ -1,7 +1,7 @@
 """Erases conversations from PostgreSQL in resumable steps.
 
-The first step detaches the conversation from its user, as retention does. Transactions that have already read the
-conversation notice the change when they lock its row. Locks are taken in the same order as in the journal.
+The first step detaches the conversation from its user, as retention does. A transaction that has already read the
+conversation notices this when it locks the row. Locks are taken in the same order as in the journal.
 """
 
 from __future__ import annotations
@@ -205,13 +205,13 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing a conversation. Has no effect if the conversation does not belong to the user."""
+        """Start erasing these conversations again. Return how many were restarted."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Restart the erasure of conversations that have a user again, for example after a restore.
+        """Restart the erasure of conversations that belong to a user again, for example after a restore.
 
         Return the number of restarted erasures.
         """
@@ -235,7 +235,7 @@ class PostgresErasures(DatabaseAdapter):
         )
 
     async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[conversation_pb2.LeftCall]:
-        """Return the calls that reached a tool or a client, ordered by run and call, starting after `after`."""
+        """Return the calls whose data reached a tool or a client, ordered by run and call, starting after `after`."""
         arguments = (key.store_id, key.conversation_id, key.user_id, *after, rows_max + 1)
         records = await self._database.fetch(_LEFT, *arguments)
         rows = [conversation_pb2.LeftCall(**dict(record)) for record in records]
@@ -244,7 +244,10 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return open erasures after `after`, oldest first, that still need one of `parts` but none of `without`."""
+        """Return open erasures, oldest first, starting after `after`.
+
+        Each still needs one of `parts` and none of `without`.
+        """
         key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]

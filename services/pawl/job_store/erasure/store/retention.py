@@ -1,4 +1,4 @@
-"""Removes expired rows from PostgreSQL in batches. Transactions stay small, however much data there is."""
+"""Removes expired rows from PostgreSQL in batches, so that transactions stay small."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ WITH gone AS (
     )) RETURNING *
 ), merged AS (
     INSERT INTO job_store.usage_hours AS u (slot, {usage.NAMES})
-    SELECT 0, {usage.KEY}, {usage.TOTALS} FROM (SELECT {_MERGED} FROM gone) AS old
-    GROUP BY {usage.KEY} ORDER BY {usage.ORDER} {usage.ON_CONFLICT}
+    SELECT 0, {usage.KEY}, {usage.totals(usage.FIGURES)} FROM (SELECT {_MERGED} FROM gone) AS old
+    GROUP BY {usage.KEY} ORDER BY {usage.ORDER} {usage.on_conflict(usage.FIGURES)}
 )
 SELECT count(*) FROM gone
 """
@@ -260,7 +260,7 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage older than 400 days, unused rates and ended model calls. Merge hours older than 35 days.
+        """Remove usage older than 400 days, unused rates and ended model calls. Merge hourly usage older than 35 days.
 
         Return how many rows were merged or removed.
         """
@@ -292,7 +292,7 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs from conversations that are still in use, once a summary covers the runs.
+        """Remove old runs that a summary covers from conversations that are still in use.
 
         Return the approximate number of rows removed, or 0 when no more runs can be removed for now. Remove about
         `rows_max` rows of each kind. The runs had ended when the summary was written, and the model's history no longer
@@ -349,7 +349,10 @@ async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
 
 
 async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
-    """Remove about `rows_max` rows of each kind that belong to these runs. Once no rows are left, remove the runs."""
+    """Remove about `rows_max` rows of each kind that belong to these runs.
+
+    When none are left, remove the runs themselves.
+    """
     per_owner = _rows_per_owner(rows_max, runs)
     counts = [await deleted(connection, statement, *runs, per_owner) for statement in _OF_RUNS]
     if any(count >= per_owner for count in counts):

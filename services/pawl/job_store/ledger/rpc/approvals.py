@@ -55,7 +55,6 @@ def people_needed(value: int) -> int:
 
 
 def check_digest(value: str, field: str) -> str:
-    """Return a digest if it is well formed. Otherwise, raise InvalidField."""
     if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
         raise InvalidField("a digest must be a SHA-256 hash in lower-case hexadecimal", field=field)
     return value
@@ -99,7 +98,8 @@ def decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide
         check_digest(decision.edited_digest, "command.decision.edited_digest")
     if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
         raise InvalidField(
-            "edited_series must be set for an edit of a series, and only then", field="command.decision.edited_series"
+            "edited_series must be set if a series is edited, and unset otherwise",
+            field="command.decision.edited_series",
         )
     if kind is DecisionKind.ANSWER and not decision.answer:
         raise InvalidField("an answer must not be empty", field="command.decision.answer")

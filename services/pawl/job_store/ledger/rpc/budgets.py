@@ -18,7 +18,7 @@ async def _nothing() -> None: ...
 
 
 class Budgets:
-    """Reads the budgets that `limits_of` and `agent_tokens_max` return. `refresh` makes `limits_of` current."""
+    """Reads the budgets that `limits_of` and `agent_tokens_max` return. `refresh` updates what `limits_of` returns."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Budgets:
         self.refresh = refresh
 
     async def limits(self, store_id: StoreId, agent_name: str) -> Mapping[WaitKind, int]:
-        """Return the budgets of a store's runs. The agent's name is empty if it has no budget."""
+        """Return the budgets of a store's runs. `agent_name` is empty if the agent has no budget."""
         limits = dict(self._limits_of(store_id).tokens)
         if agent_name and (tokens_max := await self._agent_tokens_max(store_id, agent_name)):
             limits[WaitKind.AGENT_QUOTA] = tokens_max
@@ -47,7 +47,7 @@ class Budgets:
         agent_name: str,
         connection: Connection | None = None,
     ) -> Sequence[TokenBudget]:
-        """Return the use of some budgets. It is read in the transaction of `connection`, if given."""
+        """Return how much of some budgets is used. If `connection` is given, read in its transaction."""
         used = dict(await self._usage.tokens(store_id, user_id, connection)) if limits else {}
         if WaitKind.AGENT_QUOTA in limits:
             used[WaitKind.AGENT_QUOTA] = await self._usage.today(store_id, agent_name, connection)

@@ -21,7 +21,6 @@ _PEOPLE_MAX: Final = 8
 
 
 def user_ids(named: Sequence[str]) -> tuple[UserId, ...]:
-    """Return the sorted ids of the people behind an action."""
     if len(named) > _PEOPLE_MAX:
         raise InvalidField(f"people must have at most {_PEOPLE_MAX} entries, got {len(named)}", field="people")
     return tuple(sorted(UserId(check_id(user_id, "people")) for user_id in named))

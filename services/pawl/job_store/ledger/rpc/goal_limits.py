@@ -1,4 +1,4 @@
-"""Converts the limits of goals, which users can raise."""
+"""Parses commands that raise a goal's limits, and encodes the raised limits."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def encoded(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes, unread: Sequence[bytes]) -> None:
-    """Check that a goal's limits can be raised. `unread` contains accepted raises that no worker has read yet.
+    """Check that a goal's limits can be raised. `unread` contains the accepted commands that no worker has read yet.
 
     Raises:
-        RunNotFound: the run is not a goal run.
-        InvalidField: there would be more than 100 attempts, or the deadline would not be later.
+        RunNotFound: The run is not a goal run.
+        InvalidField: There would be more than 100 attempts, or the deadline would not be later.
     """
     run = run_pb2.Run.FromString(encoded_run)
     if not run.HasField("goal"):

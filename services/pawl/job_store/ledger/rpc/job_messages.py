@@ -39,7 +39,7 @@ def start(request: ledger_pb2.StartJobRequest, limits_of: LimitsOf) -> StartJob:
 
 
 def _started(job: run_pb2.Job, now: datetime) -> bytes:
-    """Return the job with its start moved to `now`, the database's time. Its duration does not change.
+    """Return the job with its start time moved to `now`, the database's time. Its duration stays the same.
 
     The result is an encoded Run that can be appended to another. In protobuf, concatenated encodings merge into one
     message.

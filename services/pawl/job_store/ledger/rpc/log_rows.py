@@ -1,6 +1,6 @@
 """Packs events into log rows, and unpacks them.
 
-A row holds the events that one transaction wrote for a run. They are split into several rows only if they are large.
+One row holds the events that a transaction wrote for a run. Only large events are split into several rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unpack(events: bytes) -> Sequence[bytes]:
 
 
 def cut(rows: Iterable[tuple[int, bytes]], after_seq: int, events_max: int) -> list[bytes]:
-    """Return at most `events_max` events after a seq, from rows given as (`first_seq`, `events`)."""
+    """Return at most `events_max` events that follow `after_seq`. The rows are given as (`first_seq`, `events`)."""
     found: list[bytes] = []
     for first_seq, events in rows:
         found += unpack(events)[max(0, after_seq + 1 - first_seq) :]

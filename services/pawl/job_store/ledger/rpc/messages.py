@@ -196,7 +196,7 @@ def timestamp(time: datetime) -> Timestamp:
 
 
 def moment(value: Timestamp, field: str) -> datetime:
-    """Return a time. Raise InvalidField if it is not in the years 1 to 9999."""
+    """Return the time in a field. Raise InvalidField if it is not in the years 1 to 9999."""
     try:
         return value.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):
@@ -211,8 +211,8 @@ def optional_moment(message: Any, name: str, above: str = "") -> datetime | None
 def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
     """Return a run as users see it, without its pending calls.
 
-    A workflow run that reports to a conversation also looks like a job with a single call. Large workflow inputs are
-    omitted unless `whole` is set.
+    A workflow run that reports to a conversation also looks like a job with a single call. Unless `whole` is set, large
+    workflow inputs are omitted.
     """
     message = run_for_service(row)
     if not whole and message.HasField("goal"):
@@ -230,7 +230,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
 
 
 def _leave_out_texts(goal: goal_pb2.Goal) -> None:
-    """Remove texts that only the worker and GetRun need, because they are too long for every event about the run."""
+    """Remove texts that only the worker and GetRun need. They are too long to be in every event about the run."""
     goal.aim = goal.aim[:_LISTED_INPUT_BYTES_MAX]
     goal.attempts_by.ClearField("instructions")
     if len(goal.criterion.arguments_json) > _LISTED_INPUT_BYTES_MAX:
@@ -284,9 +284,9 @@ def run_in(situation: Situation, waiting: Waiting | None, write: Callable[[RunRo
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
     """Return a call.
 
-    A result over `result_bytes_max` is replaced by its size.
+    A result larger than `result_bytes_max` is replaced by its size.
 
-    `omitted_bytes` is the size of a result that was not read with the row.
+    If the result was not read with the row, `omitted_bytes` is its size.
     """
     message = _CALL.write(row)
     # In protobuf, concatenated encodings merge into one message.
@@ -320,7 +320,7 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
 
 
 def call_for(row: CallRow, user_id: str) -> call_pb2.Call:
-    """Return a pending call. Of another user's call, return only the public fields."""
+    """Return a pending call, or only the public fields of another user's call."""
     if row.user_id == user_id:
         return call(row)
     return _only(call(row), _FOR_APPROVERS | {"question"} if row.asked_user_id == user_id else _FOR_APPROVERS)
@@ -391,7 +391,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of `user_id`'s conversation. Runs of other users get only the message's public fields."""
+    """Return a message of `user_id`'s conversation. For runs of other users, return only its public fields."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")
@@ -418,7 +418,7 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text in which a search looks for words. It is empty for summaries and notices."""
+    """Return the text that searches match. It is empty for summaries and notices."""
     entry = message_pb2.Message.FromString(body)
     return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 

@@ -161,7 +161,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
 
 
 def _without(off: Collection[Feature]) -> bytes:
-    """Return an encoded Run that, appended to another, disables the features that are disabled in the store."""
+    """Return an encoded Run that, appended to another, disables the features in `off`."""
     options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0
@@ -169,7 +169,7 @@ def _without(off: Collection[Feature]) -> bytes:
 
 
 def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return an encoded Run that, appended to another, sets a random key for the tokens of a workflow."""
+    """Return an encoded Run that, appended to another, sets a random key for a workflow's tokens."""
     if not request.HasField("workflow"):
         return b""
     pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))
@@ -183,7 +183,7 @@ def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in the request, or an empty value if the request has no key."""
+    """Return the hash of the conversation key in the request, or empty bytes if there is no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
@@ -264,7 +264,7 @@ def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
-    """Return the named fields, which CommitRunRequest and Run share, as an encoded Run."""
+    """Return the fields that CommitRunRequest and Run have in common, as an encoded Run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
@@ -280,11 +280,10 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     if request.event_is_awaited and not entry.HasField("event"):
         raise InvalidField("event_is_awaited requires an event", field="event_is_awaited")
     command = _command(entry, right, event_is_awaited=request.event_is_awaited)
-    is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
-    if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
-        raise InvalidField(
-            "as_operator is only for resolve, redrive and cancel, and redrive requires it", field="as_operator"
-        )
+    if request.as_operator and not isinstance(command, Resolve | Redrive | Cancel):
+        raise InvalidField("as_operator applies only to resolve, redrive and cancel", field="as_operator")
+    if isinstance(command, Redrive) and not request.as_operator:
+        raise InvalidField("redrive requires as_operator", field="as_operator")
     return Send(
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
@@ -339,10 +338,10 @@ def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
 def new_message(message: message_pb2.Message) -> NewMessage:
     """Return the message to append. Modifies `message`, which must not be used again."""
     if message.role == message_pb2.ROLE_UNSPECIFIED:
-        raise InvalidField("a message needs a role", field="messages.role")
+        raise InvalidField("a message must have a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
         raise InvalidField(
-            "summarised_to_number must be set for a summary, and only for a summary",
+            "summarised_to_number must be set in summaries, and in no other messages",
             field="messages.summarised_to_number",
         )
     summarised_to = int32(message.summarised_to_number, "messages.summarised_to_number")
@@ -471,7 +470,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight, *, event_is_awaite
         case "raise_goal":
             return goal_limits.raised(entry.raise_goal)
         case _:
-            raise InvalidField("a command needs a kind", field="command.kind")
+            raise InvalidField("a command must have a kind", field="command.kind")
 
 
 def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
@@ -480,7 +479,7 @@ def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
     happened = resolve.resolution == ledger_pb2.CALL_RESOLUTION_HAPPENED
     if happened != bool(resolve.content_json):
         raise InvalidField(
-            "content_json must be set if the call happened, and only then", field="command.resolve.content_json"
+            "content_json must be set if the call happened, and empty otherwise", field="command.resolve.content_json"
         )
     return Resolve(call_id=CallId(check_id(resolve.call_id, "command.resolve.call_id")))
 

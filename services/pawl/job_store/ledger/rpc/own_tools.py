@@ -1,4 +1,4 @@
-"""The tools that a client supplies with a run. They are stored unchanged and returned to the run's owner."""
+"""The tools that a client supplies with a run. The store returns them unchanged to the run's owner."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ OWN_TOOLS_MAX: Final = 64
 def of_request(request: ledger_pb2.SubmitMessageRequest) -> OwnTools | None:
     """Return the tools that a client supplied with a message, or None if it did not supply any."""
     names = tuple(tool.definition.name for tool in request.tools)
-    if not len(set(names)) == len(names) <= OWN_TOOLS_MAX:
-        raise InvalidField(f"tools must have at most {OWN_TOOLS_MAX} entries with distinct names", field="tools")
+    if len(names) > OWN_TOOLS_MAX:
+        raise InvalidField(f"tools must have at most {OWN_TOOLS_MAX} entries, got {len(names)}", field="tools")
+    if len(set(names)) != len(names):
+        raise InvalidField("tools must have distinct names", field="tools")
     client_id = ClientId(check_id(request.client_id, "client_id", optional=True))
     definitions = ledger_pb2.LoadRunResponse(own_tools=request.tools).SerializeToString()
     return OwnTools(names=names, client_id=client_id, definitions=definitions) if names else None

@@ -99,7 +99,7 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 
 
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Remove images that the provider has refused. With them, it would refuse all later requests too.
+    """Remove images that the provider has refused. If they stayed, it would refuse all later requests too.
 
     This applies to runs that failed with PROVIDER_REFUSED and have no answer. For such a run, the images of its own
     message are removed or, if it has none, all earlier images.

@@ -11,7 +11,7 @@ _TOKENS: Final = ("total_tokens_max", "topped_up_tokens_max")
 
 
 def lower(run: run_pb2.Run, most: Mapping[str, int]) -> None:
-    """Lower the run's limits to those in `most`, and record their original values.
+    """Lower the run's limits to those in `most`, and keep their original values in the run.
 
     A limit of 0 tokens means no limit. The store's token limit also applies to top-ups.
     """

@@ -107,7 +107,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Load a run and add it to its claim if it is small. If it cannot be loaded, LoadRun will report why."""
+        """Load a run and, if it is small, add it to its claim. If loading fails, LoadRun will report why."""
         try:
             loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
         except Exception as error:  # noqa: BLE001  # the other runs are claimed already
@@ -323,9 +323,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
-        if len(request.store_ids) != len(request.conversation_ids) or len(request.store_ids) > VERSIONS_MAX:
+        if len(request.store_ids) != len(request.conversation_ids):
+            raise InvalidField("store_ids must have one entry for each of conversation_ids", field="store_ids")
+        if len(request.store_ids) > VERSIONS_MAX:
             raise InvalidField(
-                f"at most {VERSIONS_MAX} conversations can be requested, each with its store", field="store_ids"
+                f"store_ids must have at most {VERSIONS_MAX} entries, got {len(request.store_ids)}", field="store_ids"
             )
         keys = [
             ConversationKey(StoreId(store_id), ConversationId(conversation_id))
@@ -456,7 +458,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
 
 
 def _reader(request: Any) -> UserId:
-    """Return the user who is reading. The id is empty if the reader is a service."""
+    """Return the user who is reading, or an empty id if a service is reading."""
     return check_id(request.user_id, "user_id", optional=True)
 
 

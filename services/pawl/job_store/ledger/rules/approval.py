@@ -1,4 +1,4 @@
-"""Users' decisions on a call or a series of calls. The rules are in `calls` and `grants`."""
+"""Users' decisions on a call or on a series of calls. The rules are in `calls` and `grants`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
     """A user behind an action, the credential used, and other people involved, such as the creators of the key.
 
     `delegate_user_id` is the delegate that acts for the user, if any. `people` matters only if several people must
-    approve. Empty fields are unknown.
+    approve. An empty field means that the value is unknown.
     """
 
     user_id: UserId
@@ -24,7 +24,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(Actor, frozen=True, kw_only=True):
-    """A user's decision on a call, with the arguments and digest that the call must have to start.
+    """A user's decision on a call, with the arguments and digest that the call must still have when it starts.
 
     The arguments and the digest are those of the call as it was shown or edited. If `series` is set, the decision
     covers all calls of the series.
@@ -42,7 +42,7 @@ class Decision(Actor, frozen=True, kw_only=True):
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """The approval of a series of calls, given with the call `call_id`.
 
-    To start, later calls must match the grant.
+    Later calls may start only if they match the grant.
 
     `uses` counts the calls started under the grant, including `call_id`. `round` is the round of the last of these
     calls. `arguments` is set if a person edited the arguments. A grant with `ended` set covers no more calls.

@@ -27,20 +27,20 @@ from pawl.values import RunState, StopCause
 # Pause of a run after a crash, because the problem may pass.
 CRASH_PAUSE: Final = timedelta(seconds=2)
 
-# How long after its lease ends a run's last allowed worker can still return, in case it was only disconnected.
+# How long a worker can still return after its lease has expired, in case it was only disconnected.
 GRACE: Final = timedelta(seconds=5)
 
 _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """Doomed runs, each with the start of the latest series of polls that all found it doomed.
+    """Doomed runs, each with the start of the latest unbroken series of polls that found it doomed.
 
-    A run is doomed if the lease of its last allowed worker has expired.
+    A run is doomed if its lease has expired and one more crash would quarantine it.
 
     If the database's clock jumps or the database fails, healthy workers also lose their leases, but renew them within
-    seconds. The end of a lease therefore counts only after GRACE, and a long pause between polls resets the times.
-    Times are monotonic.
+    seconds. An expired lease therefore counts only after GRACE, and a long pause between polls resets the times. Times
+    are monotonic.
     """
 
     since: Mapping[RunKey, float] = {}
@@ -52,12 +52,12 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def confirmed(self) -> tuple[RunKey, ...]:
-        """Runs whose last allowed worker has died."""
+        """Runs that have been doomed for at least GRACE."""
         return tuple(key for key, since in self.since.items() if self.polled_at - since >= GRACE.total_seconds())
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
-    """Quarantine each of `runs` whose last allowed worker has died.
+    """Quarantine each of `runs` whose lease expired at least GRACE ago and whose next crash would reach `crashes_max`.
 
     The condition is checked again under the lock, because another worker may have claimed the run, or it may have made
     progress. A turn that is being stopped is not quarantined but ends, with `lost` as the opaque result of its open
@@ -84,7 +84,7 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """Release a run that the worker with `epoch` can neither run nor end. See `Quarantine` for `lost`."""
+    """Release a run that the worker with `epoch` can neither run nor end. For `lost`, see `Quarantine`."""
 
     run: RunKey
     epoch: int
@@ -99,7 +99,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
         """Count the crash. Return whether the run is now quarantined.
 
         Raises:
-            RunNotFound, RunEnded: There is no run to release.
+            RunNotFound, RunEnded: The run does not exist or has ended.
             LeaseLost: Another worker holds the run, or the reporting worker has already released it.
         """
         run = unit.runs.get(self.run)

@@ -1,4 +1,4 @@
-"""The background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
+"""The background state of a conversation: its jobs and their notices. For the rules, see `jobs`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job, its user, and the runs above the job to which it reports.
 
     `above` is empty unless a delegated run started the job. Otherwise it lists, nearest first, the delegated runs above
-    the job that have not ended, followed by the root run.
+    the job that are still open, followed by the root run.
     """
 
     run_id: RunId
@@ -27,7 +27,7 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
     def receiver(self) -> RunId:
         """The delegated run whose next model call receives the notices.
 
-        It is empty if the root conversation receives them.
+        Empty if the root conversation receives them.
         """
         return self.above[0] if len(self.above) > 1 else RunId("")
 
@@ -89,9 +89,9 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
         """Return the state after delegated runs have ended. Their notices move to the next runs above them.
 
-        Notices that `answered_by` received are removed. Notices that another ended run received also move to the next
-        run, because no model will read the ended run's conversation again. A notice about an iteration is dropped if
-        the job has reported a later iteration.
+        Notices that the run `answered_by` received are removed. Notices that another ended run received also move to
+        the next run, because no model will read the ended run's conversation again. A notice about an iteration is
+        dropped if the job has reported a later iteration.
         """
         notices: list[Notice] = []
         # A job that reported its end is no longer open.

@@ -33,11 +33,6 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """A change of a call that the owner of its run requests.
-
-    `only_reads` means that `spec` has the effect class READ_ONLY.
-    """
-
     only_reads: bool = False
 
 
@@ -59,7 +54,7 @@ def create(run: RunRow, change: CallChange, *, now: datetime, is_granted: bool =
 
     Raises:
         IllegalTransition: The call cannot be created in that state, or it is gated and would start.
-        InvalidField: A settled call has no result, or an open call has one.
+        InvalidField: The call is settled without a result, or open with one.
     """
     call_table.check(None, change.state)
     _check_result(change)
@@ -103,7 +98,7 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
 
 
 def implied_start(change: CallChange) -> CallChange | None:
-    """Return the start time of a new read-only call that is recorded only after it has ended.
+    """Return the change that starts a new read-only call, if the call is recorded only after it has ended.
 
     Only read-only calls may run before they are recorded. For any other call, return None.
     """
@@ -113,7 +108,7 @@ def implied_start(change: CallChange) -> CallChange | None:
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Apply an owner's `change` to the call. Return the new row.
+    """Apply the owner's `change` to the call. Return the new row.
 
     `consumed` lists the commands that the step consumes.
 
@@ -126,7 +121,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
         raise InboxChanged
     call_table.check(call.state, change.state)
     if change.state is call.state is CallState.RUNNING and change.attempt <= call.attempt:
-        raise IllegalTransition("a call that runs again must have a higher attempt")
+        raise IllegalTransition("the attempt number must increase when a call runs again")
     if (call.state, change.state) in call_table.NEEDS_START and call.start_time is None:
         raise IllegalTransition(f"a call that has not started cannot go from {call.state.name} to {change.state.name}")
     if change.state is CallState.SUCCEEDED and call.state in call_table.PENDING and not _is_answered(call):
@@ -153,7 +148,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
 def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
     """Settle an open call whose run ended without a worker.
 
-    It is OUTCOME_UNKNOWN if it may have run, else CANCELLED.
+    It becomes OUTCOME_UNKNOWN if it may have run, and CANCELLED otherwise.
     """
     may_have_run = call.start_time is not None and CallState.OUTCOME_UNKNOWN in call_table.TRANSITIONS[call.state]
     state = CallState.OUTCOME_UNKNOWN if may_have_run else CallState.CANCELLED
@@ -162,7 +157,7 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 
 
 def is_approved(run: RunRow, call: CallRow) -> bool:
-    """Return whether enough people have approved the call exactly as it was decided on.
+    """Return whether enough people have approved exactly this call.
 
     If two or more people must approve, each person (see `people_of`) and each credential counts once. The person and
     the credential that started the run do not count. People who steered the run are checked when they approve. Steering
@@ -245,7 +240,7 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
 def _start_time(call: CallRow, state: CallState) -> datetime | None:
     """Return the start time of the call when it moves to `state`.
 
-    Return None if an offer ends without settling the call.
+    Return None if the call leaves OFFERED without being settled.
     """
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 

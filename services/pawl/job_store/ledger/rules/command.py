@@ -1,4 +1,4 @@
-"""Commands to a run and their receipts. A receipt is final.
+"""Commands to a run and their receipts. Receipts are final.
 
 A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step
 that consumes the command can move the call.
@@ -92,7 +92,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two is requested."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads which one is requested."""
 
     name: ClassVar[str] = inbox.PAUSE
 
@@ -109,7 +109,7 @@ class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for a workflow run. Only the run's owner reads it. `name` is the same for all events of that name.
+    """An event for a workflow run. Only the run's owner reads it. `name` is derived from the event's own name.
 
     `is_awaited` means that a node was waiting for it when the sender read the run.
     """
@@ -138,7 +138,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 class Send(Decider, frozen=True, kw_only=True):
     """Send `command` to a run.
 
-    `payload` is opaque to the ledger. The run's owner reads it.
+    `payload` is opaque to the ledger. Only the run's owner reads it.
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
     DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A user may
@@ -390,7 +390,7 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
-    """Write the call's progress to the log and renew the client's lease, without involving the owner.
+    """Write the call's progress to the log and renew the client's lease, without involving the run's owner.
 
     A report that arrives too soon after the previous one only renews the lease. It is not logged and does not get a
     receipt.

@@ -61,13 +61,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     Fields that are None do not change anything. Fields of type `bytes` are opaque.
 
     An owner whose lease has expired may still commit until another worker claims the run, because fencing is by epoch,
-    not by time. An owner's commit ids are ascending, so that a late copy of an earlier step is recognised.
+    not by time. An owner's commit ids increase, so that a late copy of an earlier step is recognised.
 
     `model` is the model whose calls changed `usage`. `tokens_used` counts the tokens of the run's own model calls since
     the last commit. `asks_title` requests a title once the run has completed. `entered` lists the job notices in the
-    step's messages. `tells_iteration` is the job iteration to report to the conversation, or 0. `events_taken` counts
-    the events that nodes of a workflow have consumed. `has_progressed` means that a job's open call has got further
-    than ever before. `child_cancel` is the opaque command for the child run of a call that the step cancels.
+    step's messages. `tells_iteration` is the job iteration to report to the conversation, or 0 for none. `events_taken`
+    counts the events that nodes of a workflow have consumed. `has_progressed` means that a job's open call has
+    progressed further than ever before. `child_cancel` is the opaque command for the child run of a call that the step
+    cancels.
     """
 
     run: RunKey
@@ -154,7 +155,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if run.epoch != self.epoch or run.worker_id is None:
             raise LeaseLost
         if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
-            raise IllegalTransition("the owner of the run has already committed a later step")
+            raise IllegalTransition("the run's owner has already committed a later step")
         return self._write(unit, run)
 
     def _write(self, unit: UnitOfWork, before: RunRow) -> LastCommit:
@@ -212,7 +213,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_command(replace(command, consumed=True))
 
     def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
-        """While the run is being stopped, refuse new work and every change of state except ending (I12)."""
+        """If the run is being stopped, refuse new work and every change of state except ending (I12)."""
         if run.state is not RunState.CANCELLING:
             return
         starts = any(not change.state.is_terminal for change in self.calls) or any(
@@ -225,7 +226,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             return
         if any(command.name == inbox.CANCEL for command in unit.inbox(run)):
             raise InboxChanged
-        raise IllegalTransition("the run is being stopped: nothing new starts")
+        raise IllegalTransition("the run is being stopped, so nothing new can start in it")
 
     def _append_messages(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
         if not self.messages:
@@ -311,12 +312,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _progresses(self) -> bool:
-        """Return whether the step adds a message, settles a call, or reports progress of a job's open call."""
+        """Return whether the step adds a message, settles a call, or reports progress on a job's open call."""
         settles = any(change.state.is_terminal for change in self.calls)
         return bool(self.messages) or settles or self.has_progressed
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
-        """Return the run in its new open state. Add an event if anything has changed.
+        """Return the run in its new open state. If anything has changed, add an event to `steps`.
 
         The change to RUNNING comes before the step's other events. Changes to other states come after them.
         """

@@ -41,14 +41,16 @@ def key_hash(store_id: StoreId, user_id: UserId, key: str) -> bytes:
 
 
 def check_title(title: str) -> str:
-    """Return a user's title after checking it. A title is one printable line of at most 200 characters, or empty.
+    """Return a user's title after checking it. A title is empty or one printable line of at most 200 characters.
 
     Raises:
         InvalidField: The title is too long, has several lines or control characters, or is blank.
     """
     if len(title) > TITLE_CHARACTERS_MAX:
         raise InvalidField(f"title must be at most {TITLE_CHARACTERS_MAX} characters, got {len(title)}", field="title")
-    if title and (len(title.splitlines()) > 1 or not title.strip() or _CONTROL.search(title)):
+    if title and not title.strip():
+        raise InvalidField("title must not be blank: leave it empty for the automatic title", field="title")
+    if len(title.splitlines()) > 1 or _CONTROL.search(title):
         raise InvalidField("title must be one line of text without control characters", field="title")
     return title
 
@@ -74,7 +76,10 @@ def _cut(title: str) -> str:
 
 
 def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:
-    """Return the error for a missing conversation: erased if it belonged to the user, otherwise not found."""
+    """Return the error for a missing conversation.
+
+    It is ConversationErased if the conversation belonged to the user.
+    """
     if conversation is not None and user_id and conversation.erase_user_id == user_id:
         return ConversationErased()
     return ConversationNotFound()
@@ -92,7 +97,7 @@ def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
 
 
 class ConversationRequest(Actor, frozen=True, kw_only=True):
-    """A request about a conversation. Requests with an empty `request_id` are not remembered."""
+    """A request about a conversation. A request with an empty `request_id` is not stored."""
 
     store_id: StoreId
     request_id: RequestId
@@ -100,7 +105,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
     @property
     def request_keys(self) -> tuple[RequestKey, ...]:
-        """The key of the request, if it has a request id."""
+        """The key of the request, or nothing if it has no request id."""
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:
@@ -148,9 +153,9 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Change a conversation's title, labels, archiving or sharing. An empty title restores the automatic title.
 
-    Fields that are None change nothing. When other users lose write access, their open runs are stopped: the workers of
-    these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half done.
-    Notices for other users are removed. Jobs of other users keep their results, and the caller stops the open ones.
+    Fields that are None change nothing. When other users lose write access, their open runs are stopped: their workers
+    receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half done. Notices for
+    other users are removed. The caller must stop other users' open jobs, whose results remain.
     """
 
     conversation_id: ConversationId
@@ -219,7 +224,7 @@ def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of `run`, which has produced its answer.
 
     A title is requested once per conversation, unless the user has set one. No title is requested for conversations of
-    delegated runs, or by a run of another user, because the title would be made from that user's text.
+    delegated runs, or by another user's run, because the title would contain that user's text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -37,7 +37,7 @@ class Decider(Actor, frozen=True, kw_only=True):
     command_id: CommandId
 
     def decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
-        """Return the call with the decision. If more people must approve it, return the call with one more approval."""
+        """Return the call with the decision or, if more people must approve it, with one more approval."""
         self._check_decidable(run, call, command, now)
         if call.state is CallState.ASKED and call.start_time is not None:
             return call  # The question comes from the tool, so an earlier decision about the call itself remains valid.

@@ -50,8 +50,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     """Create the child run, in its own conversation, for the user of the parent run and with the parent's credential.
 
-    Workers may claim the child run immediately. If a run above `parent` is being stopped, but the cancellation has not
-    reached `parent` yet, a job is CANCELLED at its start.
+    Workers may claim the child run immediately. If a run above `parent` is being stopped, but `parent` has not been
+    cancelled yet, a new job is CANCELLED immediately.
 
     Raises:
         IllegalTransition: The run already exists, the user has too many open jobs, or the conversation to report to was
@@ -104,7 +104,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
 def own_conversation(
     unit: UnitOfWork, above: ConversationKey, *, user_id: UserId, made_title: str, parent_run_id: RunId
 ) -> ConversationRow:
-    """Create the conversation of a run that works for the conversation `above`. It is erased together with `above`."""
+    """Create a conversation for a run that works for the conversation `above`. It is erased together with `above`."""
     return unit.put_conversation(
         ConversationRow(
             store_id=above.store_id,
@@ -120,9 +120,10 @@ def own_conversation(
 
 
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
-    """Stop the child run of `call`. If a job above the call was stopped, also stop the jobs that the child run started.
+    """Stop the child run of `call`.
 
-    The parent settles the call without waiting for the child run. `cancel` is the command for the runs' owners.
+    If a job above the call was stopped, also stop the jobs that the child run has started. The parent settles the call
+    without waiting for the child run. `cancel` is the command for the runs' owners.
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by

@@ -20,7 +20,7 @@ _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The run changed its state or its waits, or was created, in which case `from_state` is None.
+    """The run changed its state or its waits, or was created (`from_state` is then None).
 
     `from_waits` lists the waits before the change.
     """
@@ -51,7 +51,7 @@ def _is_quiet(state: RunState | None, waits: tuple[int, ...]) -> bool:
 
 
 class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A call changed its state or its holder, or was created, in which case `from_state` is None."""
+    """A call changed its state or its holder, or was created (`from_state` is then None)."""
 
     from_state: CallState | None
     call: CallRow
@@ -103,7 +103,7 @@ class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StarterFired(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule or a trigger (see `starter`) has fired. This event is not in any run's log."""
+    """A schedule or a trigger (see `starter`) has fired. This event is not in the log of any run."""
 
     starter: str
     name: str
@@ -125,7 +125,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     `attempt` is the epoch of the worker that wrote the event, or 0 if no worker wrote it.
 
-    An event with `seq` 0 is not in any log, and may not have a run. Only the life cycle reports it.
+    An event with `seq` 0 is not in any log, and need not have a run. Only the life cycle reports it.
     """
 
     store_id: StoreId

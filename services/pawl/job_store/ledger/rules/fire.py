@@ -25,8 +25,9 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire `generation` of `schedule`, which last started the run `last_run_id`.
 
     `expected_time` is the scheduled time. It is None for a manual firing, which can have a `request_id`. `next_time` is
-    the scheduled time after it. A manual firing with a `backfill_time` replaces that past scheduled firing and ignores
-    the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the reason.
+    the scheduled time after it. A manual firing with a `backfill_time` makes up for the firing at that past time and
+    ignores the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the
+    reason.
     """
 
     schedule: ScheduleKey
@@ -134,8 +135,7 @@ def outcome_of_cancel(
 ) -> FireOutcome:
     """Cancel the previous run to make way for a new one. Return WAITING until the previous run has ended.
 
-    If there is no previous run, or if the new run will be refused or skipped, return STARTED without cancelling
-    anything.
+    Return STARTED, without cancelling anything, if there is no previous run or the new one will be refused or skipped.
     """
     if submit is None or submit.is_off(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
@@ -149,7 +149,7 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
     """Create the run. Return SKIPPED if a feature that it needs is disabled, and REFUSED after other errors.
 
     Raises:
-        RequestIdReused: The request id was used with a different payload. This does not count as a refusal.
+        RequestIdReused: The request id was used with a different payload. It does not count as a refusal.
     """
     if submit is None:
         return Start(FireOutcome.REFUSED, refusal)

@@ -34,9 +34,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
-    """Return the possible fork points: the numbers of answers up to which all calls have results.
+    """Return the numbers of the messages at which the conversation can be forked.
 
-    `heads` are in order. Summaries are ignored, because they replace earlier messages.
+    They are the answers with no open call in or before them. `heads` are in order. Summaries are ignored, because they
+    replace earlier messages.
     """
     points: list[int] = []
     is_answered = False
@@ -159,7 +160,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return fork
 
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
-        """Return the source of the segment.
+        """Return the source of the segment, or an empty id if it has been erased since the path was read.
 
         The id is empty if the source has been erased since the path was read.
         """

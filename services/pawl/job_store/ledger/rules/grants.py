@@ -1,8 +1,8 @@
 """Grants. A grant is one approval for all calls of a series.
 
-A job repeats one call. The approver of that call may grant the series. Later calls are then created under the grant.
-Each of them must be identical to the approved call, and counts once, up to the granted number (I9, I10). The job's run
-stores the grant, so it outlives the calls. The grant ends when the series requests approval again.
+A job repeats one call, and the approver of that call may approve the whole series. Later calls are then created under
+this grant. Each must be identical to the approved call and counts once, up to the granted number (I9, I10). The job's
+run stores the grant, so it outlives the calls. The grant ends when the series requests approval again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pawl.values import CallState, DecisionKind
 
 
 def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: bool) -> None:
-    """Check that a decision refers to what was shown, which is the call or the series that it can grant.
+    """Check that a decision refers to what was shown: the call, or the series that it can grant.
 
     Raises:
         GrantNotOffered: The call offers no series.
@@ -36,7 +36,7 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
     if is_approval and any((approval.series is not None) != for_series for approval in call.approvals):
         one, other = ("the call alone", "the series") if for_series else ("the series", "the call alone")
         raise DigestMismatch(
-            f"earlier approvals are for {one}, not for {other}: approve the same, or start over with an edit"
+            f"earlier approvals are for {one}, not for {other}: approve {one} too, or edit the call to start over"
         )
 
 

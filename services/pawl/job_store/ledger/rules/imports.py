@@ -1,7 +1,7 @@
 """Imports histories from elsewhere as conversations.
 
-One ended placeholder run, marked as imported, owns all its messages and calls. Lists do not show this run, and it has
-no events, worker or budget.
+One ended placeholder run, marked as imported, owns all its messages and calls. Lists omit this run, and it has no
+events, worker or budget.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pawl.values import RunState
 
 
 class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Create a conversation from messages and settled calls, in order. See `Submit` for the key and the titles."""
+    """Create a conversation from messages and settled calls, in order. For the key and the titles, see `Submit`."""
 
     messages: tuple[NewMessage, ...]
     calls: tuple[CallChange, ...]

@@ -1,8 +1,8 @@
 """The inbox of a run: the commands on which the run's owner has not acted yet.
 
-The inbox is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is
-stored. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
-message counts until it is in the conversation, even if the owner has already read it.
+The inbox is bounded even if no worker reads it. It stores one decision or result per open call, and one stop. The
+numbers of messages, top-ups, pauses and raised limits are limited, and so is the number of receipts of commands that
+had no effect. A message counts until it is in the conversation, even if the owner has already read it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def accept_message(
     text_bytes: int,
     people: Iterable[UserId],
 ) -> RunRow:
-    """Put a message into the inbox of `run`. Return the run.
+    """Put a message into the inbox of `run`. Return the changed run.
 
     `people` lists the other people behind the message.
 
@@ -114,10 +114,11 @@ def accept_message(
 
 
 def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, is_awaited: bool) -> RunRow:
-    """Count one more event that no workflow node has consumed. Return the run.
+    """Count one more event that no workflow node has consumed. Return the changed run.
 
     Raises:
-        QueueFull: Too many events are stored, and no node waits for this one, or another unread event ends the wait.
+        QueueFull: Too many events are stored, and either no node waits for this one or another unread event already
+            ends the wait.
     """
     ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
     if run.steers_waiting >= limits.commands_max and not ends_wait:
@@ -128,7 +129,7 @@ def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limi
 
 
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Put a top-up or a pause into the inbox of `run`. Return the run.
+    """Put a top-up or a pause into the inbox of `run`. Return the changed run.
 
     Raises:
         QueueFull: Too many commands of the same kind are waiting.
@@ -140,7 +141,10 @@ def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits:
 
 
 def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: bool = False) -> RunRow:
-    """Put a command into the inbox of `run`. Return the run. If the command is `consumed`, store only its receipt."""
+    """Put a command into the inbox of `run`, or only its receipt if the command is already `consumed`.
+
+    Return the changed run.
+    """
     if consumed:
         incoming = replace(incoming, payload=b"", consumed=True)
     unit.put_command(incoming)
@@ -148,7 +152,7 @@ def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: boo
 
 
 def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Store the receipt of a command without effect, unless there are too many receipts. Return the run.
+    """Store the receipt of a command that had no effect, unless there are too many receipts. Return the changed run.
 
     Without its receipt, a repeated command is evaluated again.
     """
@@ -198,7 +202,7 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """Raised when another session of the same client has taken over the call.
+    """Raised when another session of the same client now holds the call.
 
     No receipt is stored, because the other session may send the same command.
     """

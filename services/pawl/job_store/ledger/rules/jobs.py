@@ -1,16 +1,16 @@
 """Jobs: runs in the background, and the notices that they send to their conversation.
 
-A notice refers to an iteration of a job or to the job's end. Its content is in the job's run, so nothing is stored
-twice. The model gets the job's state at the time of the model call.
+A notice refers to an iteration of a job or to the job's end. The content comes from the job's run when the model is
+called, so nothing is stored twice.
 
 A notice belongs to the user who started the job, and enters only that user's runs. The owner of the active run enters
-notices with the step that starts a model call. If there is no active run, the ledger starts a *turn*. This is a run of
-that user without a message, with the notices as its only new input. A message from the same user takes precedence over
-a turn that has not started. A user who may no longer write to the conversation gets no notices, but the jobs keep their
+notices with the step that starts a model call. If there is no active run, the ledger starts a *turn*. A turn is a run
+of that user without a message. The notices are its only new input. A message from the same user takes precedence over a
+turn that has not started. A user who may no longer write to the conversation gets no notices, but the jobs keep their
 results.
 
 Jobs below a delegated run report to the root conversation too, but their notices enter the nearest delegated run above
-them that has not ended. Each delegated run that ends passes its notices on (`agent_ended`).
+them that is still open. Each delegated run that ends passes its notices on (`agent_ended`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def add_open_job(
 
 
 def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
-    """Add a notice about an iteration to the job's conversation. If `occasion` is 0, it is about the job's end.
+    """Add a notice to the job's conversation, about the iteration `occasion` or, if that is 0, about the job's end.
 
     Only the last iteration of a job can have a pending notice. An `occasion` above the job's round is a progress
     report, which the end of the job replaces. No notice is added for silent jobs, for the end of a job that the model
@@ -145,7 +145,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no more turns on a budget that a turn has used up, until a user sends a message."""
+    """Stop starting turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -155,7 +155,7 @@ def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def run_ended(unit: UnitOfWork, run: RunRow) -> None:
-    """Remove answered notices after `run` has ended and left its conversation.
+    """After `run` has ended and left its conversation, remove the notices that it answered.
 
     Start a turn for the remaining notices.
     """
@@ -197,7 +197,10 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
 
 
 def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
-    """Return the delegated run whose model learns of the job's end. It is empty if the conversation does instead."""
+    """Return the delegated run whose model receives the notice of the job's end.
+
+    It is empty if the conversation receives it.
+    """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     open_jobs = conversation.background.open_jobs if conversation else ()
     return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))
@@ -212,7 +215,7 @@ def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
 
 
 class StartTurns(msgspec.Struct, frozen=True, kw_only=True):
-    """Start a turn in each idle conversation whose notices have waited because runs were switched off."""
+    """Start a turn in each idle conversation whose notices were held up because runs were switched off."""
 
     conversations: tuple[ConversationKey, ...]
 
@@ -247,7 +250,7 @@ def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
 
 
 def need_run(unit: UnitOfWork, run: RunRow) -> bool:
-    """Return whether a delegated run that waits for the jobs below it must continue now."""
+    """Return whether a delegated run that is waiting for the jobs below it must continue now."""
     conversation = _reported_to(unit, run)
     return has_notices(unit, run) or conversation is None or not conversation.background.opened_below(run.receives_as)
 
@@ -263,7 +266,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that remain after `run` has ended.
+    """Return the notices that remain once `run` has ended.
 
     Notices for other users and for delegated runs remain.
     """
@@ -281,7 +284,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return when a turn actually started, which may be later than planned, or an empty value if it never did."""
+    """Return the time at which a turn actually started, possibly later than planned, or nothing if it never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 

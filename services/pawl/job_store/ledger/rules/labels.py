@@ -17,12 +17,12 @@ _BREAK: Final = "\n"
 
 
 def of_workflow(name: str) -> dict[str, str]:
-    """Return the label that lists the runs of a workflow. It is empty for an empty name."""
+    """Return the label for listing the runs of a workflow. It is empty if `name` is empty."""
     return {f"{RESERVED}workflow": name} if name else {}
 
 
 def of_goal(*, is_goal: bool) -> dict[str, str]:
-    """Return the label that lists goal runs. It is empty for other runs."""
+    """Return the label for listing goal runs. It is empty for other runs."""
     return {f"{RESERVED}goal": "true"} if is_goal else {}
 
 

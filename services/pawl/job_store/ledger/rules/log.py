@@ -48,7 +48,7 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
 
 
 def changed_conversations(unit: UnitOfWork) -> frozenset[tuple[StoreId, ConversationId]]:
-    """Return the conversations that the operations of `unit` changed, apart from the output of runs."""
+    """Return the conversations that the operations of `unit` changed, not counting the output of runs."""
     rows = [*unit.conversations.created(), *(row for _, row in unit.conversations.changed())]
     changed = {(row.store_id, row.conversation_id) for row in rows}
     changed |= {(event.store_id, event.conversation_id) for event in unit.events.rows if event.type != _OUTPUT}

@@ -25,7 +25,7 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
 
 
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
-    """Return the users whose inboxes the operations of `unit` may have changed. Some may be unchanged."""
+    """Return the users whose inboxes the operations of `unit` may have changed. Some may not have changed."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
     calls = [call for call in calls if call.state in call_table.PENDING]
     keys = {RunKey(call.store_id, call.run_id) for call in calls}
@@ -49,7 +49,10 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
-    """Return whether a client may lease `call`. Calls to tools supplied with a run can be reserved for one client."""
+    """Return whether a client may lease `call`.
+
+    Calls of tools that were supplied with a run can be reserved for one client.
+    """
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
 
@@ -59,7 +62,7 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 
     `call` is None if the user has no such call.
 
-    `replaced` is set if a newer session of the same client holds the call.
+    `replaced` means that a newer session of the same client holds the call.
     """
 
     granted: bool
@@ -129,10 +132,10 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Release leases on `calls` that a session of `client_id` holds. If `client_id` is None, release expired leases.
+    """Release the leases that a session of `client_id` holds on `calls`.
 
-    A lost session may release its calls late. Calls that another session of the client has leased in the meantime stay
-    leased.
+    If `client_id` is None, release the expired leases on them. Calls that another session of the same client has since
+    leased stay leased, even if this session releases them late.
     """
 
     client_id: ClientId | None

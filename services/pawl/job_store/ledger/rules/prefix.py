@@ -4,8 +4,8 @@ A history consists of a conversation's messages after the newest summary, and th
 oldest messages. The prefix ends before the loaded run, and before any run with an open call, an image or another user's
 message.
 
-Messages and ended calls never change, and new messages have higher numbers. A full load could therefore differ from the
-cached prefix plus newer messages only in these cases:
+Messages and ended calls never change, and new messages have higher numbers. Therefore, only in these cases can a full
+load differ from the cached prefix plus newer messages:
 
 * Messages were removed, or no longer belong to a fork: their count differs.
 * The newest summary was replaced or removed: `summarised_to_number` differs.
@@ -52,7 +52,7 @@ class PrefixCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_valid(known: HistoryPrefix, found: PrefixCounts) -> bool:
-    """Return whether the history still starts with the prefix `known`. `found` contains the counts of its messages."""
+    """Return whether the history still starts with the prefix `known`. `found` contains its current counts."""
     return found == PrefixCounts(
         end_number=known.summarised_to_number,
         message_count=known.message_count,
@@ -67,7 +67,7 @@ def grown(
     calls: Collection[CallRow],
     changing: Collection[RunId],
 ) -> HistoryPrefix | None:
-    """Return the prefix `known`, extended by the first of the newer `messages`, or None if it would be empty.
+    """Return the prefix `known`, extended by the first of the newer `messages`, or None if the result would be empty.
 
     The result ends before the first message of a run in `changing`.
     """

@@ -41,7 +41,7 @@ class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """The hash of a conversation key chosen by a client. Unique per user."""
+    """The hash of a conversation key that a client has chosen. Unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -74,8 +74,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     At most one of its runs is active. The others wait in `queue`, in order.
 
-    `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
-    and each is superseded by the next.
+    `interrupting` lists the queued runs whose message interrupted another run. They are at the front of the queue, in
+    order of arrival. Each is superseded by the next.
 
     `title` comes from the user, `made_title` from the first message, and `model_title` from a model. Each may be empty.
     The model makes a title from the run `title_run_id`. `title_at` is when a title is requested next, or None.
@@ -132,7 +132,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
-        """Return whether a user of the store may write to it.
+        """Return whether a user of the store may write to the conversation.
 
         The owner always may. Other users may while sharing allows writing.
         """
@@ -144,7 +144,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """Runs to notify: the active run, jobs with notices, and delegated jobs with the runs to which they report."""
+        """Runs to notify: the active run, jobs with notices, and delegated jobs with the runs that they report to."""
         if self.background == NO_BACKGROUND:
             return ()
         notices, open_jobs = self.background.notices, self.background.open_jobs
@@ -167,7 +167,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a fork's past: a range of messages that belong to another conversation.
 
-    The messages have the same numbers in both conversations. If the source is empty, the other conversation was erased
+    The messages have the same numbers in both conversations. If the source is empty, the other conversation was erased,
     and its messages no longer exist.
     """
 
@@ -182,7 +182,7 @@ class SegmentRow(Segment, frozen=True, kw_only=True):
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's last step, and the response to it. If the owner sends the step again, the response is repeated."""
+    """The last step of a run, and the response to it, which is repeated if the owner sends the step again."""
 
     commit_id: str
     epoch: int
@@ -215,12 +215,12 @@ class RunRow(Actor, frozen=True, kw_only=True):
     `claim_at` drives scheduling. It is None if there is nothing to do. Otherwise, it is the time from which a worker
     may claim the run because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id`
     is the worker that holds the lease, or None while the run is parked or free. `queued_message` is the first message
-    of a run that has not been active yet. `crashes` counts the workers that died with the run since it last made
+    of a run that has not been active yet. `crashes` counts the workers that have crashed on the run since it last made
     progress.
 
     `budget_run_id` is the root of the tree of runs that share a token budget. It is empty if this run is the root or
-    has no budget. `generation` counts the turns, each started by notices, that lead to this run. A turn started by
-    notices counts itself. `grant` is the approval of a series of a job's calls.
+    has no budget. `generation` counts the turns that led to this run, including the run itself if it is a turn. `grant`
+    is the approval of a series of a job's calls.
 
     `root_conversation_id` is set for delegated runs. It is the conversation that people read and to which the jobs
     below report. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is the root
@@ -288,7 +288,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """True if job notices started the run, rather than a message."""
+        """True if job notices, and not a message, started the run."""
         return self.generation > 0 and not self.reports_to
 
     @property
@@ -311,7 +311,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def receives_as(self) -> RunId:
-        """The run's id if the run is delegated, otherwise an empty string. See `Notice.receiver`."""
+        """The run's id if the run is delegated, otherwise an empty id. See `Notice.receiver`."""
         return self.run_id if self.root_conversation_id else RunId("")
 
     @property
@@ -320,7 +320,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def shared_tokens_left(self) -> int | None:
-        """Tokens left in this run's own budget, which other runs may share, or None if it has no such budget."""
+        """Tokens left in the budget of which this run is the root, or None if it has no such budget."""
         return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
 
     @property
@@ -334,7 +334,10 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
-        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait for a slot."""
+        """Return whether the run is waiting for a slot, as queued runs and due jobs do.
+
+        Turns started by notices never do.
+        """
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
@@ -366,11 +369,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 class CallFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of a call that the owner of its run sets.
 
-    `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
-    means that the question has a default answer. `child_run_id` is the run that executes the call. It is empty if no
-    run ever did. `asked_user_id` is the only user who may decide on or answer the call. If it is empty, only approvers
-    may. If it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
-    the call runs. `spec` contains all other fields, which are opaque here.
+    `digest` is empty if the call was never gated. `escalated` means that approval was requested a second time.
+    `has_default` means that the question has a default answer. `child_run_id` is the run that executes the call. It is
+    empty if no run ever did. `asked_user_id` is the only user who may decide on or answer the call. If it is empty,
+    only approvers may. If it is None, the usual rules apply. `series` is the series that an approval can grant, or
+    under whose grant the call runs. `spec` contains all other fields, which are opaque here.
     """
 
     call_id: CallId
@@ -398,10 +401,10 @@ class CallRow(CallFields, frozen=True, kw_only=True):
     """One tool call.
 
     `reserved_by` is the command that settles or decides on the call, as long as the run's owner has not consumed it.
-    `approvals` are for the call as it is currently shown, in order. If several are required, each comes from a
-    different person with a different credential. The call starts only with `approvals_required` approvals.
-    `earlier_approvals` were given before the call was edited. `progress_time` is when the call's progress was last
-    logged, and `state_time` is when the call entered its state.
+    `approvals`, in order, are for the call as currently shown. If several are required, each comes from a different
+    person with a different credential. The call starts only with `approvals_required` approvals. `earlier_approvals`
+    were given before the call was edited. `progress_time` is when the call's progress was last logged, and `state_time`
+    is when the call entered its state.
     """
 
     store_id: StoreId
@@ -457,8 +460,8 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     An accepted command stays in the inbox of its run until it is consumed.
 
     `call_id` is the call, if any, that the command settles or decides on. `credential_id` is the sender's credential,
-    and `delegate_user_id` is the delegate that acted for the user. Both are empty if unknown, or if the ledger sent the
-    command.
+    and `delegate_user_id` is the delegate that acted for the sender. Both are empty if unknown, or if the ledger sent
+    the command.
     """
 
     store_id: StoreId
@@ -484,7 +487,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed request. It contains the run that it created or entered, or its conversation."""
+    """A completed request, with the run that it created or entered, or with its conversation."""
 
     store_id: StoreId
     user_id: UserId

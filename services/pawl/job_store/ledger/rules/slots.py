@@ -1,4 +1,4 @@
-"""Assigns slots to runs, which determines which due runs a worker may claim (LOOP-14)."""
+"""Assigns slots to runs, and so decides which due runs a worker may claim (LOOP-14)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
     An active run already has its slot.
 
-    If a run is `at_last_chance`, it is quarantined as soon as one more worker dies.
+    If a run is `at_last_chance`, one more crash quarantines it.
     """
 
     key: RunKey
@@ -81,9 +81,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """The order in which stores get slots. It is circular, and each store gets as many turns in a row as its weight.
+    """The order in which stores get slots.
 
-    The next turn goes to the first store that follows `after`. `store` has had `taken` of its turns.
+    It is circular, and a store's weight is the number of turns that it gets in a row. The next turn goes to the first
+    store that follows `after`. `store` has already had `taken` of its turns.
     """
 
     after: StoreId = StoreId("")
@@ -108,9 +109,9 @@ def assign_slots(
 ) -> Assigned:
     """Return up to `runs_max` runs within the limits. The stores get their turns in the order of `lines`.
 
-    At most `background_max` of these runs are background runs. None means that there is no such limit. Users at their
-    limit are skipped, and do not block other users of the store. At most `last_chances_max` runs are at their last
-    chance, so that it is clear which run caused the death of their worker.
+    At most `background_max` of these runs are background runs. If it is None, there is no such limit. Users at their
+    limit are skipped, and do not block other users of the store. At most `last_chances_max` of the runs are at their
+    last chance. If their worker then dies, it is clear which run caused this.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
@@ -163,7 +164,7 @@ class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one of a store's queues: the numbers of runs that have not started, of active runs, and of slots.
+    """One of a store's queues: the numbers of runs that have not started, of active runs, and of slots.
 
     See `RunRow.needs_slot`.
     """
@@ -174,5 +175,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """The number of runs that wait for a slot, not counting those for which a slot is free."""
+        """The number of queued runs that exceed the free slots.
+
+        Negative if there are more free slots than queued runs.
+        """
         return self.queued - max(0, self.slots - self.active)

@@ -1,4 +1,7 @@
-"""Starts a user's job. This resembles submitting a message, but the run only reports to the conversation (ASYNC-1)."""
+"""Starts a user's job.
+
+This is like submitting a message, except that the run is not part of the conversation and only reports to it (ASYNC-1).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ class StartJob(Submit, frozen=True, kw_only=True):
     """Start the job `run_id`. It reports to the conversation to which its message would otherwise be added.
 
     The message gets its own conversation, so the run does not wait for any other run. The job uses a background slot,
-    so `store_slots` and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start
-    time. The result is appended to the run's options. If `is_silent` is set, the job reports nothing, not even its end.
+    so `store_slots` and `store_queue_max` are the limits for background runs. `job` returns the encoded job for a given
+    start time, which is appended to the run's options. If `is_silent` is set, the job reports nothing, not even its
+    end.
     """
 
     run_id: RunId
@@ -45,7 +49,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
         """Create the run.
 
         Raises:
-            TooManyJobs, QueueFull
+            TooManyJobs, QueueFull: See `Submit.start_reported`.
             RequestIdReused: The run exists, but its request is no longer stored.
         """
         if unit.runs.get(RunKey(self.store_id, self.run_id)) is not None:

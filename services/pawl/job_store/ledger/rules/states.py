@@ -11,7 +11,7 @@ class AttentionReason(IntEnum):
 
 
 class RunProgram(IntEnum):
-    """The program that drives a run. DEFAULT means the model, a job's schedule or an undo."""
+    """The program that drives a run. DEFAULT stands for the model, a job's schedule or an undo."""
 
     DEFAULT = 0
     # Its worker needs only its open calls.

@@ -1,8 +1,8 @@
 """Decides which steps can be written with one statement, and prepares them from cached rows.
 
-A run's owner writes most of its rows, so job-store usually has them in its cache. A step that needs only the rows of
-its run, the run's calls and its conversation can be prepared from the cache. The statement writes the step only if none
-of these rows has changed. The statement can check this, because every write of a run, its calls or its commands changes
+Most of a run's rows are written by its owner, so job-store usually has them in its cache. A step that needs only the
+rows of its run, the run's calls and its conversation can be prepared from the cache. The statement writes the step only
+if none of these rows has changed. It can check this, because every write to a run, its calls or its commands changes
 the version of the run's row.
 """
 
@@ -67,20 +67,20 @@ class Step:
 
     @property
     def conversations(self) -> list[tuple[ConversationRow, ConversationRow]]:
-        """The conversation before and after the step, or nothing unless the step appends messages or ends the run."""
+        """The conversation before and after the step. Empty if the step neither appends messages nor ends the run."""
         return self.unit.conversations.changed()
 
     def written(self, version: Any) -> CachedRun | None:
-        """Return what may be cached of the run once the step is written, or None if the run has ended."""
+        """Return the part of the run that may be cached once the step is written, or None if the run has ended."""
         return after(self.unit, self.cached.key, version, self.cached)
 
 
 def prepare(
     operations: Sequence[Operation[Any]], cached: Callable[[RunKey], CachedRun | None], now: datetime, ids: Ids
 ) -> list[Step]:
-    """Apply steps of different runs to their cached rows. If any operation is not such a step, return nothing.
+    """Apply steps of different runs to their cached rows. If any operation is not such a step, return an empty list.
 
-    If the group needs a transaction anyway, a separate statement for some of its steps would only cost more.
+    A group that needs a transaction anyway would only cost more with a separate statement for some of its steps.
     """
     known: dict[RunKey, CachedRun] = {}
     for operation in operations:
@@ -156,13 +156,13 @@ def _is_alone(unit: UnitOfWork, before: RunRow) -> bool:
 def is_cacheable(run: RunRow) -> bool:
     """Return whether a run can be cached, because its steps never need other runs.
 
-    Jobs cannot be cached because they are trimmed, and neither can runs that share a budget.
+    Jobs cannot, because they are trimmed, and neither can runs that share a budget.
     """
     return not (run.reports_to or run.budget_run_id)
 
 
 def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None) -> CachedRun | None:
-    """Return what to cache of a run once the changes of `unit` are stored, or None if it must be reloaded.
+    """Return the part of a run to cache once the changes of `unit` are stored, or None if the run must be reloaded.
 
     All open calls and unread commands of the run must be in the unit. `before` is the current content of the cache.
     """

@@ -28,7 +28,10 @@ read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
-    """Call `request` for `run`, unless the run has ended or is CANCELLING. `payload` is the command for its owner."""
+    """Call `request` for `run`, unless the run has ended or is CANCELLING.
+
+    `payload` is the command for the run's owner.
+    """
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     request(unit, _commanded(unit, run, payload, user_id), cause)
@@ -47,7 +50,7 @@ def _commanded(unit: UnitOfWork, run: RunRow, payload: bytes, user_id: UserId = 
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
-    """Stop `run`, which must be open and not CANCELLING. From now on, nothing new starts in it (I12).
+    """Stop `run`, which must be open and not CANCELLING. Nothing new starts in it afterwards (I12).
 
     A run that no worker has claimed is CANCELLED immediately, unless messages have entered it. Only an owner can read
     these messages, and they must not be lost (I1). Any other run becomes CANCELLING, and its current or next owner
@@ -74,7 +77,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop `run`, and each run that becomes active as a result, because an interrupting message supersedes them."""
+    """Stop `run`, which an interrupting message supersedes, and each superseded run that becomes active as a result."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 
@@ -114,10 +117,10 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 
 
 def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
-    """Report to the parent, in the same transaction, that its child run has ended and which jobs are still open.
+    """Notify the parent, in the same transaction, that its child run has ended, and which of its jobs are still open.
 
-    Only a cancellation can also settle the call. Has no effect if the call was cancelled or the parent no longer
-    exists.
+    Only a cancellation can settle the call in the meantime. Has no effect if the call was cancelled or the parent no
+    longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

@@ -43,7 +43,7 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The run that was created or that the message entered.
 
-    `queue_position` is its position in the conversation's queue, starting at 1. It is 0 if the run is not queued.
+    `queue_position` starts at 1. It is 0 if the run is not queued.
     """
 
     run: RunRow
@@ -70,7 +70,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     `undoes` is the run that the new run undoes. Writers may undo their own runs even after sharing has ended. With
     `only_repeat`, only a repeated request succeeds, for example because the agent no longer exists.
 
-    Features in `off` are disabled in the store, which may not use the `refused_model` either. Undo is still possible.
+    The features in `off` are disabled in the store, and the store may not use the `refused_model`. Neither prevents an
+    undo.
     """
 
     conversation_id: ConversationId
@@ -222,7 +223,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Queue a run behind the active turn, which was not started by a message and cannot be steered.
+        """Queue a run behind the active turn, which notices started and which cannot be steered.
 
         Normally, the turn ends first. It is stopped if it has not started, is waiting or needs attention, or if the
         policy is INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
@@ -297,11 +298,11 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return (Feature.RUNS, Feature.BACKGROUND) if self.is_reported else (Feature.RUNS,)
 
     def is_off(self, *more: Feature) -> bool:
-        """Return whether `more` features, or features that a new run needs, are disabled."""
+        """Return whether any of the features in `more`, or of those that a new run needs, is disabled."""
         return not self.off.isdisjoint({*more, *self.needed})
 
     def check_on(self, *more: Feature) -> None:
-        """Check that `more` features, and the features that a new run needs, are enabled.
+        """Check that the features in `more`, and those that a new run needs, are enabled.
 
         Raises:
             FeatureOff: One of them is disabled.

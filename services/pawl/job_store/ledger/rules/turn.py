@@ -41,7 +41,7 @@ def queued(
 
 
 def budget_below(run: RunRow) -> RunId:
-    """Return the `budget_run_id` of the runs that this run starts. It is empty if this run has no budget."""
+    """Return the `budget_run_id` of the runs that this run starts, or an empty id if this run has no budget."""
     return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
 
 
@@ -55,7 +55,7 @@ def give(
 ) -> RunRow:
     """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at` on.
 
-    `before` is written to the log first. A run started by job notices has no message.
+    The events in `before` are written to the log first. A run started by job notices has no message.
     """
     if run.queued_message is None:
         raise Internal("a run cannot be activated twice")
@@ -82,9 +82,9 @@ def give(
 
 
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
-    """Remove an ended run from its conversation and, if it was active, activate the next run.
+    """Remove an ended run from its conversation. If it was active, activate the next run.
 
-    Return the next run if a run with an interrupting message is waiting behind it. Otherwise, return None.
+    Return the run that is now active if an interrupting message is waiting behind it. Otherwise, return None.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
@@ -101,7 +101,7 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 
 
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Make a worker read the inbox of `run`: notify the run's worker, or make the run claimable now.
+    """Make a worker read the inbox of `run`: notify the worker that holds the run, or make the run claimable now.
 
     Queued runs, turns that start later and quarantined runs are not woken. Their inboxes are read once they run.
     """

@@ -1,4 +1,4 @@
-"""The rows, in memory, on which a group of operations works.
+"""The rows in memory on which a group of operations works.
 
 Operations change the unit one after another. If an operation raises inside `attempt`, all its changes are undone.
 """
@@ -105,7 +105,7 @@ class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The encoded usage of a run before and after calls of a model."""
+    """The encoded usage of a run before and after a model's calls."""
 
     run: RunRow
     model: str
@@ -126,8 +126,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 
     - A run's open calls, unread commands and conversation are loaded only if it is in `calls_of`, `commands_of` and
       `conversations_of`, respectively.
-    - Loading a conversation also loads its active run, the call that this run executes, the first queued runs, the jobs
-      that have notices for it, and its open delegated jobs with the runs that they report to.
+    - Loading a conversation also loads its active run, the call that the active run executes, the first queued runs,
+      the jobs that have notices for it, and its open delegated jobs with the runs that they report to.
     - For a run in `conversations_of` or `ends`, the conversation to which it or its jobs report is also loaded.
     - Loading a request also loads the conversation that it created, if any.
     - `ends` lists runs that may end or start a job. Their conversation, the next queued run, the call that they
@@ -173,9 +173,9 @@ class UnitOfWork:
     `now` is the time of the transaction, and `ids` creates ids. `loop_states` maps runs to their new worker states.
     `wakeups` lists the workers to notify of a command. `off_log` contains life-cycle events that belong to no run's
     log. `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run
-    became claimable. `queues` contains the queues that were loaded. For each path, `kept` contains the last number
-    covered by its newest summary, and the number of messages after it. `off` returns the features that are disabled in
-    a store.
+    became claimable. `queues` contains the queues that were loaded. For each path, `kept` contains the last message
+    number that the newest summary covers, and the count of messages after it. `off` returns the features that are
+    disabled in a store.
     """
 
     now: datetime
@@ -245,7 +245,7 @@ class UnitOfWork:
         self._touch(RunKey(command.store_id, command.run_id), self._commands_of, command.key)
 
     def _touch(self, run_key: RunKey, rows_of: dict[RunKey, dict[K, None]], key: K) -> None:
-        """Write the run even if it is unchanged. Its new version shows that its calls or commands have changed."""
+        """Write the run even if it has not changed. Its new version shows that its calls or commands have."""
         rows_of.setdefault(run_key, {})[key] = None
         run = self.runs.get(run_key)
         if run is None:

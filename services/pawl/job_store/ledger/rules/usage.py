@@ -97,17 +97,14 @@ def _milliseconds(start: datetime | None, end: datetime | None) -> int:
 
 
 def day_of(now: datetime) -> date:
-    """Return the UTC date of `now`."""
     return now.astimezone(UTC).date()
 
 
 def day_end(now: datetime) -> datetime:
-    """Return the end of the UTC day of `now`."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
 
 
 def month_end(now: datetime) -> datetime:
-    """Return the end of the UTC month of a time."""
     later = day_of(now).replace(day=1) + timedelta(days=32)
     return datetime.combine(later.replace(day=1), time.min, UTC)
 
@@ -128,7 +125,7 @@ def ended_calls(unit: UnitOfWork) -> list[CallRow]:
 
 
 def added(unit: UnitOfWork, usage_of: Callable[[bytes], Usage]) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what the operations add to the figures, in key order.
+    """Return the amounts that the operations add to the figures, in key order.
 
     `usage_of` returns the usage of a run's own model calls. The usage of its child runs counts towards those runs.
     """

@@ -95,7 +95,7 @@ _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run at `time`, with context that its row does not contain.
 
-    `calls` are the run's open calls, in call order. `is_cut` means that there are more. `call_counts` and
+    `calls` are the run's open calls, in call order. `is_cut` means that there are more open calls. `call_counts` and
     `child_run_ids` cover its newest calls. `before` lists the runs ahead of this run in the conversation, starting with
     the active run. The used slots of its store and user are counted only while the run needs a slot.
     """
@@ -245,7 +245,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
 
 
 def _asked(run: RunRow, calls: Sequence[CallRow]) -> tuple[UserId, ...]:
-    """Return the users whose answer is needed, either by name or because they are the run's user."""
+    """Return the users whose answer is needed: those named in the calls, or the run's user."""
     asked = (run.user_id if call.asked_user_id is None else call.asked_user_id for call in calls)
     return tuple(dict.fromkeys(filter(None, asked))) if calls else (run.user_id,)
 
@@ -374,7 +374,7 @@ def _simple(
 
 
 def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
-    """Return whether a worker holds the run or may claim it. With `of_nobody`, the run must not have a worker."""
+    """Return whether a worker holds the run or may claim it. With `of_nobody`, only a run without a worker counts."""
     run = situation.run
     may_take = run.claim_at is not None and run.claim_at <= situation.time
     return may_take or (run.worker_id is not None and not of_nobody)

@@ -104,7 +104,7 @@ _STEPS_WRITTEN: Final = f"""{_VERSION}, (SELECT now FROM heads) AS now, (SELECT 
 
 
 class Changes:
-    """Changes of a unit of work, with its events packed. Without `keeps_lifecycle`, the outbox stays empty."""
+    """Changes of a unit of work, with its events packed. Without `keeps_lifecycle`, nothing is added to the outbox."""
 
     def __init__(self, unit: UnitOfWork, *, keeps_lifecycle: bool) -> None:
         self.unit = unit
@@ -150,9 +150,9 @@ def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
 
 
 def of_steps(steps: Sequence[Step], changed: Sequence[Changes], now: datetime) -> tuple[str, list[Any]]:
-    """Return a statement that writes the steps whose rows are unchanged, and returns the numbers of these steps.
+    """Return a statement that writes those steps whose rows are unchanged, and returns their numbers.
 
-    It writes nothing for the other steps.
+    The other steps are not written.
     """
     conversations = [(step.number, before, after) for step in steps for before, after in step.conversations]
     writes = [
@@ -177,7 +177,10 @@ def _write(statement: Statement, rows: Sequence[Sequence[Any]]) -> Write:
 
 
 def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write]:
-    """Return the statements that write the rows changed by steps. `heads`, a number for each part, guards them."""
+    """Return the statements that write the rows changed by steps.
+
+    They write a part only if its number is in the result of `heads`.
+    """
     units = [part.unit for part in parts]
     loop_states = {run: state for unit in units for run, state in unit.loop_states.items()}
 

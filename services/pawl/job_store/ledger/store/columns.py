@@ -28,9 +28,9 @@ def _same(value: Any) -> Any:
 class Column(Generic[R]):
     """A column of a table: its SQL type, and how to compute its value from a row.
 
-    `fixed` columns are never updated. An update skips a `heavy` column if the row holds the same object as the stored
-    row. `read` converts the stored value to the row's field. The field's name is `field` or, by default, the column's
-    name.
+    `fixed` columns are never updated. An update skips a `heavy` column if the new row holds the same object as the
+    stored row. `read` converts the stored value to the row's field. The field's name is `field` or, by default, the
+    column's name.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Statement:
 
     `types` lists the SQL types of the rows' columns.
 
-    `gathered` statements usually have many rows. Other statements can refer to the result of a statement with a `name`.
+    A `gathered` statement usually has many rows. If a statement has a `name`, other statements can refer to its result.
     """
 
     text: str
@@ -57,9 +57,10 @@ class Statement:
     name: str = ""
 
     def numbered(self, first: int, *, single: bool) -> str:
-        """Return the statement with arguments numbered from `first`, one per column: arrays, or single values.
+        """Return the statement with its arguments numbered from `first`.
 
-        Arrays are unnested side by side in the select list. In FROM, each array would first fill its own tuplestore.
+        Each column has one argument: an array or, with `single`, a value. Arrays are unnested side by side in the
+        select list. In FROM, each array would first fill its own tuplestore.
         """
         columns = (
             f"${number}::{type_}" if single else f"unnest(${number}::{type_}[])"
@@ -77,7 +78,7 @@ class Write:
 def joined(writes: Sequence[Write], result: str = "") -> tuple[str, list[Any]]:
     """Return one statement, and its arguments, that runs all writes and selects `result`.
 
-    Each write runs without seeing the changes of the others.
+    No write sees the changes made by the others.
 
     If every write (except `gathered` writes) has a single row, the rows are sent without arrays, which cost more. This
     rule keeps the number of different statements small. The server plans each statement once per connection.

@@ -1,4 +1,4 @@
-"""Changes in conversations, read for their watchers."""
+"""Reads changes in conversations for the clients that watch them."""
 
 from __future__ import annotations
 

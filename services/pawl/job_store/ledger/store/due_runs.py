@@ -18,7 +18,7 @@ from asyncpg import Record
 
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.slots import DueRun, Line, StoreSlots, Turns, assign_slots
-from pawl.server.db.database import Connection
+from pawl.server.db.database import Connection, Database
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -93,7 +93,8 @@ coalesce((SELECT used FROM used_slots AS a WHERE a.store_id = due.store_id AND a
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
 # Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
-# runs that have crashed workers come last. A run whose last allowed worker has died is left for quarantine.
+# runs that have crashed workers come last. A run that one more crash would quarantine is left out once its lease has
+# expired.
 _DUE: Final = f"""
 WITH {_USED_SLOTS}
 SELECT due.*, {_USED}, {_HELD}
@@ -153,13 +154,12 @@ _CURSORS_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Runs that fit within the limits until the transaction ends.
+    """Runs that fit within the limits as long as the transaction is open.
 
-    `stores` lists the stores that were read, and `turns` holds the turns after these runs. `has_more` means that other
-    stores, or more runs of these stores, may be due.
+    `turns` is the order of turns after these runs. `has_more` means that other stores, or
+    more runs of these stores, may be due.
     """
 
-    stores: Sequence[StoreId]
     runs: Sequence[DueRun]
     turns: Turns
     has_more: bool
@@ -174,22 +174,10 @@ class DueRuns:
         # Where the round-robin over a store's users continues if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
 
-    async def pick(
-        self,
-        connection: Connection,
-        worker_id: WorkerId,
-        *,
-        turns: Turns,
-        stores_max: int,
-        runs_max: int,
-        background_runs_max: int,
-    ) -> Picked:
-        """Return the runs of the next stores that the worker may claim.
-
-        Other claims on these stores wait until the transaction ends.
-        """
+    async def next_stores(self, database: Database, *, turns: Turns, stores_max: int) -> list[StoreId]:
+        """Return the next stores that may have runs to claim, without a lock."""
         default, overrides = self._slots.default, self._slots.overrides
-        records = await connection.fetch(
+        records = await database.fetch(
             _STORES,
             turns.after,
             default.per_store,
@@ -198,10 +186,25 @@ class DueRuns:
             msgspec.json.encode(
                 {store: (limits.per_store, limits.background_per_store) for store, limits in overrides.items()}
             ).decode(),
+            urgent=True,
         )
-        if not records:
-            return Picked(stores=(), runs=(), turns=turns, has_more=False)
-        stores = [record["store_id"] for record in records]
+        return [record["store_id"] for record in records]
+
+    async def pick(
+        self,
+        connection: Connection,
+        worker_id: WorkerId,
+        stores: Sequence[StoreId],
+        *,
+        turns: Turns,
+        stores_max: int,
+        runs_max: int,
+        background_runs_max: int,
+    ) -> Picked:
+        """Return those runs of these stores that the worker may claim.
+
+        Other claims on these stores wait until the transaction ends.
+        """
         await connection.execute(_LOCK, stores)
         weights = [self._slots.of(store).weight for store in stores]
         rounds = -(-runs_max // sum(weights))
@@ -230,7 +233,7 @@ class DueRuns:
                 due[store] += heads
             assigned = share(self._lines(due))
         has_more = has_more or len(stores) == stores_max
-        return Picked(stores=stores, runs=assigned.runs, turns=assigned.turns, has_more=has_more)
+        return Picked(runs=assigned.runs, turns=assigned.turns, has_more=has_more)
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]

@@ -108,7 +108,7 @@ class PostgresJournal:
     async def _write(
         self, connection: Connection, operations: Sequence[Operation[Any]]
     ) -> tuple[Written, Mapping[RunKey, CachedRun | None]]:
-        """Apply a group. Also return what may be cached of each changed run after the commit."""
+        """Apply a group. Also return the part of each changed run that may be cached after the commit."""
         keys = [operation.row_keys for operation in operations]
         unit = await load(connection, self._ids, list(map(steps.loaded_with, keys)))
         unit.off = self._off

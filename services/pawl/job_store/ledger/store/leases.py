@@ -2,9 +2,9 @@
 
 All times are the database's.
 
-On two busy shared cores with 100,000 waiting runs, the median time of a claim is 1.6 ms if one store has all these runs
-and 50 others have one run each. It is 1.8 ms if 5,000 stores share the runs, and 4 ms if all runs belong to one user
-who is at the limit.
+Measured on two busy shared cores with 100,000 waiting runs, the median claim takes 1.6 ms if one store has all these
+runs and 50 others have one run each. It takes 1.8 ms if the runs are spread over 5,000 stores, and 4 ms if they all
+belong to one user who is at the limit.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _STORES_MAX: Final = 64
 
 
 class PostgresLeases:
-    """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died while holding it.
+    """See `reading.Leases`. A run can no longer be claimed after `crashes_max` crashes.
 
     With `one_store`, each transaction claims one run of one store.
     """
@@ -140,13 +140,18 @@ class PostgresLeases:
         turns, stores_max = self._turns, runs_max
         while len(claimed) < runs_max:
             wanted = runs_max - len(claimed)
+            stores_read_max = 1 if self._one_store else stores_max
+            stores = await self._due_runs.next_stores(self._database, turns=turns, stores_max=stores_read_max)
+            if not stores:
+                break
             # Each iteration is a transaction of its own, because it blocks other claims on its stores.
             async with self._database.transaction(urgent=True) as connection:
                 picked = await self._due_runs.pick(
                     connection,
                     worker_id,
+                    stores,
                     turns=turns,
-                    stores_max=1 if self._one_store else stores_max,
+                    stores_max=stores_read_max,
                     runs_max=1 if self._one_store else wanted,
                     background_runs_max=background_runs_max,
                 )
@@ -154,11 +159,11 @@ class PostgresLeases:
             claimed += taken
             if picked.runs:
                 self._turns = picked.turns
-            if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
+            if not picked.has_more or (not taken and seen.issuperset(stores)):
                 break
             if not taken:
-                seen.update(picked.stores)
-            turns = picked.turns if taken else Turns(after=picked.stores[-1])
+                seen.update(stores)
+            turns = picked.turns if taken else Turns(after=stores[-1])
             stores_max = wanted if taken else _STORES_MAX
         return claimed
 

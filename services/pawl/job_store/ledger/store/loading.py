@@ -136,6 +136,8 @@ JOIN (
 ) AS k USING (store_id, run_id, command_id)
 """
 
+_TIME: Final = "SELECT clock_timestamp()"
+
 # Counts the runs waiting to start, up to a limit, and the runs that have a slot. A job waiting for its first iteration
 # counts once it is due (`RunRow.needs_slot`).
 _QUEUED: Final = """
@@ -213,7 +215,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
     """Drop keys whose `owner` does not own all their runs, unless the first call asks the owner by name.
 
-    Otherwise, callers could lock other users' runs, or learn from the response time that they exist.
+    Otherwise, callers could lock other users' runs, or could learn from response times that these runs exist.
     """
     asked = [
         (run, keys.calls[0].call_id if keys.calls else "", keys.owner, number)
@@ -327,8 +329,8 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 
     Nearly full queues are locked but omitted, because they are counted later.
 
-    The queues are locked before requests and runs are loaded, because a transaction that has waited for the lock must
-    see the rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.
+    The queues are locked before requests and runs are loaded. A transaction that has waited for the lock then sees the
+    rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.
     """
     queues = await _count_queued(connection, limits)
     close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]
@@ -367,6 +369,9 @@ async def _load_calls_and_commands(
     calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
     readers = [*_distinct(named, lambda keys: keys.commands_of), *entered]
     commands = _distinct(named, lambda keys: keys.commands)
+    if not (runs or calls or readers or commands):
+        unit.now = await connection.fetchval(_TIME)
+        return
     records = await connection.fetch(
         _CALLS_AND_COMMANDS,
         *_columns(RunKey, runs),

@@ -73,14 +73,17 @@ SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id 
 """
 _OWNED_RUN: Final = f"""
 SELECT r.*, c.* FROM (
-    SELECT {tables.RUNS.names}, loop_state, now() AS time, xmin AS version, pg_postmaster_start_time() AS server_start
+    SELECT {tables.RUNS.names}, loop_state, now() AS time, xmin AS version, pg_postmaster_start_time() AS server_start,
+        EXISTS (
+            SELECT FROM job_store.commands WHERE store_id = $1 AND run_id = $2 AND NOT consumed OFFSET 0
+        ) AS has_commands
     FROM job_store.runs WHERE store_id = $1 AND run_id = $2
 ) AS r LEFT JOIN LATERAL (
     SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
     WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id OFFSET 0
 ) AS c ON true
 """
-_CONVERSATION_FROM: Final = tables.RUNS.length + 4
+_CONVERSATION_FROM: Final = tables.RUNS.length + 5
 # A delegated run receives notices from the root conversation.
 _BACKGROUND: Final = """
 SELECT r.user_id, CASE WHEN r.root_conversation_id <> '' THEN r.run_id ELSE '' END AS receiver, (
@@ -202,7 +205,8 @@ class PostgresReads(DatabaseAdapter):
             past_number = conversation.past_number if conversation else 0
             view = segments.AuthorView(key.store_id, run.conversation_id, past_number, author)
             history = await histories.load(connection, run, view, known, last_number)
-            records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
+            has_commands = record["has_commands"]
+            records = await connection.fetch(_COMMANDS, key.store_id, key.run_id) if has_commands else []
             commands = [tables.COMMANDS.read(record) for record in records]
             if run.root_conversation_id:
                 pending_notices = await _fetch_notices(connection, key)
@@ -322,10 +326,10 @@ class PostgresReads(DatabaseAdapter):
 
 
 def _owned(record: Record) -> tuple[RunRow, ConversationRow | None, bytes, datetime, Any]:
-    """Return a run, its conversation, its loop state, the time, and the version of the run's row."""
+    """Return the run in a record, its conversation and loop state, the time, and the version of the run's row."""
     length = tables.RUNS.length
     run = tables.RUNS.read(tables.RUNS.fields(record[:length]))
-    loop_state, time, version, server_start = record[length:_CONVERSATION_FROM]
+    loop_state, time, version, server_start, _ = record[length:_CONVERSATION_FROM]
     conversation = None
     if record[_CONVERSATION_FROM] is not None:
         conversation = tables.CONVERSATIONS.read(tables.CONVERSATIONS.fields(record[_CONVERSATION_FROM:]))

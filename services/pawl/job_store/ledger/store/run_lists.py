@@ -1,4 +1,4 @@
-"""Builds the statements that list a user's runs. There is one for each index, in both orders."""
+"""Builds the statements that list a user's runs, one per index and order."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Rows(Protocol):
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
     """Return a statement for a page.
 
-    $1 is the row limit plus one and $2 is the byte limit. `where` uses the other arguments.
+    $1 is the row limit plus one, and $2 is the byte limit. The other arguments are those of `where`.
 
-    All parts must be constants in the caller. If `source` is given, it is searched instead of the whole table.
+    The arguments must be constants, not user input. If `source` is given, it is searched instead of the whole table.
     """
     return f"""
         WITH sized AS MATERIALIZED (
@@ -51,7 +51,7 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Run `sql`, which `statement` built, and return a page. It has at least one row if any row matches.
+    """Run `sql`, which `statement` built, and return a page. Unless no row matches, the page has at least one row.
 
     Records have the additional column `found`.
     """
@@ -87,7 +87,7 @@ _ALONG: Final = {
 def _running_or_stopped(cause: StopCause) -> str:
     """Return the SQL condition for open runs that are not being stopped, and for runs that command $16 stopped.
 
-    The command is looked up per run, because many commands may have this id.
+    The command is looked up separately for each run, because many commands may have this id.
     """
     return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
         SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id

@@ -37,8 +37,8 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 def visible(source: str, author: str) -> str:
     """Return a statement for the messages that a run sees: all messages by `author`, and the newest by other users.
 
-    Messages of other users are limited to the newest complete runs that fit into `OTHERS_BYTES_MAX`, because the author
-    may not have a summary that covers them.
+    Other users' messages are limited to the newest complete runs that fit into `OTHERS_BYTES_MAX`, because the author
+    may have no summary that covers them.
     """
     return f"""
     SELECT {tables.MESSAGES.names} FROM (
@@ -113,7 +113,7 @@ class AuthorView(NamedTuple):
 
 
 async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
-    """Return the segments of a fork, in order, or nothing if the conversation is not a fork."""
+    """Return the segments of a fork in order, or an empty tuple if the conversation is not a fork."""
     return tuple(Segment(**dict(record)) for record in await connection.fetch(_SEGMENTS, store_id, conversation_id))
 
 
@@ -136,13 +136,13 @@ async def from_summary(connection: Connection, view: AuthorView, *, after: int, 
 
 
 async def counts(connection: Connection, view: AuthorView, *, last_number: int) -> PrefixCounts:
-    """Return the counts of a history up to a number. The conversation need not be a fork."""
+    """Return the counts of a history up to a message number. The conversation need not be a fork."""
     (record,) = await connection.fetch(_COUNTS, *view, last_number)
     return PrefixCounts(**dict(record))
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-    """Return the last number that the user's newest summary on a path covers, and the number of later messages."""
+    """Return the last message number that the user's newest summary on a path covers, and how many messages follow."""
     columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
     record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
     return (0, 0) if record is None else (record[0], record[1])

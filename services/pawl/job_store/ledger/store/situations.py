@@ -83,7 +83,7 @@ async def of_runs(
     *,
     calls_max: int | None = None,
 ) -> list[Situation]:
-    """Return the situations of some of a store's runs. At most `calls_max` open calls of each run were read."""
+    """Return the situations of some of a store's runs, each with at most `calls_max` of its open calls."""
     if not runs:
         return []
     records = await connection.fetch(_AROUND, store_id, [run.run_id for run, _ in runs])

@@ -93,11 +93,6 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         return row, states, found[0]["now"]
 
     def _readable(self, record: Record | Mapping[str, Any]) -> StarterT:
-        """Return the row in the record.
-
-        Raises:
-            Unreadable: The stored row is damaged.
-        """
         found = read_each(self._columns.table, [record], self._read, itemgetter("name"))
         if not found:
             raise Unreadable(f"{record['name']!r} is damaged and cannot be read: delete it")
@@ -144,7 +139,10 @@ async def load(
     lanes: Collection[LaneKey],
     events: Collection[EventKey],
 ) -> RowKeys:
-    """Load triggers, lanes and events, locked until the end of the transaction. Return the runs that they need."""
+    """Load triggers, lanes and events, locked until the end of the transaction.
+
+    Return the keys of the runs that they need.
+    """
     records = await connection.fetch(_TRIGGERS, *_columns(TriggerKey, triggers))
     tables.load_into(unit.triggers, tables.TRIGGERS, records)
     records = await connection.fetch(_LANES, *_columns(LaneKey, lanes)) if lanes else []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -12,7 +13,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_end, month_end
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.server.db.database import Connection, DatabaseAdapter
-from pawl.values import WaitKind
+from pawl.values import Usage, WaitKind
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -22,30 +23,61 @@ KEY: Final = ", ".join(UsageKey.__struct_fields__)
 NAMES: Final = f"{KEY}, {', '.join(FIGURES)}"
 # Figures are capped so that sums over all rows stay in range.
 COUNT_MAX: Final = 2**62
-_SUMS: Final = ", ".join(f"least(u.{name}, {COUNT_MAX}) + excluded.{name}" for name in FIGURES)
 # By code point, as transactions sort them, whatever the database's collation: both lock the rows in the same order.
 _TEXTS: Final = frozenset({"store_id", "agent_name", "user_id", "tool_name", "model"})
 ORDER: Final = ", ".join(f'{name} COLLATE "C"' if name in _TEXTS else name for name in UsageKey.__struct_fields__)
-ON_CONFLICT: Final = f"ON CONFLICT ({KEY}, slot) DO UPDATE SET ({', '.join(FIGURES)}) = ROW({_SUMS})"
-TOTALS: Final = ", ".join(f"least(sum({name}), {COUNT_MAX})::bigint AS {name}" for name in FIGURES)
-_TYPES: Final = (*("text", "text", "date", "smallint", "text", "text", "text"), *["bigint"] * len(FIGURES))
-_ADD: Final = Statement(
-    f"""INSERT INTO job_store.usage_hours AS u (slot, {NAMES})
-    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({NAMES}) {ON_CONFLICT}""",
-    _TYPES,
+
+
+def on_conflict(figures: Sequence[str]) -> str:
+    sums = ", ".join(f"least(u.{name}, {COUNT_MAX}) + excluded.{name}" for name in figures)
+    return f"ON CONFLICT ({KEY}, slot) DO UPDATE SET ({', '.join(figures)}) = ROW({sums})"
+
+
+def totals(figures: Sequence[str]) -> str:
+    return ", ".join(f"least(sum({name}), {COUNT_MAX})::bigint AS {name}" for name in figures)
+
+
+_KEY_TYPES: Final = ("text", "text", "date", "smallint", "text", "text", "text")
+_INSERT: Final = "INSERT INTO job_store.usage_hours AS u (slot, {names}) SELECT pg_backend_pid() % 8, "
+
+
+class _Additions(NamedTuple):
+    """Statements that add to some of the figures, for rows with different keys. `guarded` has rows of locked heads."""
+
+    figures: tuple[str, ...]
+    plain: Statement
+    guarded: Statement
+
+
+def _additions(figures: tuple[str, ...]) -> _Additions:
+    names = f"{KEY}, {', '.join(figures)}"
+    insert, types = _INSERT.format(names=names), (*_KEY_TYPES, *["bigint"] * len(figures))
+    rest = f"WHERE {IS_HEAD} {on_conflict(figures)}"
+    return _Additions(
+        figures,
+        Statement(f"{insert} k.* FROM ({{rows}}) AS k ({names}) {on_conflict(figures)}", types, gathered=False),
+        Statement(f"{insert} {names} FROM ({{rows}}) AS u (head, {names}) {rest}", ("integer", *types), gathered=False),
+    )
+
+
+_OF_MODELS: Final = _additions(Usage.__struct_fields__)
+_OF_TOOLS: Final = _additions(("calls_succeeded", "calls_failed", "calls_refused", "call_milliseconds"))
+_OF_RUNS: Final = _additions(
+    tuple(name for name in FIGURES if name not in {*_OF_MODELS.figures, *_OF_TOOLS.figures}),
+)
+_OF_ALL: Final = _additions(FIGURES)
+# For rows of several heads, whose keys may be equal.
+_ADD_SUMMED: Final = Statement(
+    f"""{_INSERT.format(names=NAMES)} {KEY}, {totals(FIGURES)}
+    FROM ({{rows}}) AS u (head, {NAMES}) WHERE {IS_HEAD} GROUP BY {KEY} ORDER BY {ORDER} {on_conflict(FIGURES)}""",
+    ("integer", *_KEY_TYPES, *["bigint"] * len(FIGURES)),
     gathered=False,
 )
-_ADD_GUARDED: Final = Statement(
-    f"""INSERT INTO job_store.usage_hours AS u (slot, {NAMES})
-    SELECT pg_backend_pid() % 8, {KEY}, {TOTALS}
-    FROM ({{rows}}) AS u (head, {NAMES}) WHERE {IS_HEAD} GROUP BY {KEY} ORDER BY {ORDER} {ON_CONFLICT}""",
-    ("integer", *_TYPES),
-    gathered=False,
-)
+_figures_of_models = attrgetter(*_OF_MODELS.figures)
 
 
 def count(total: str) -> str:
-    """Return SQL for a sum of figures, which may be unset or too large."""
+    """Return SQL for a sum of figures that may be unset or too large."""
     # An estimate that was too high in the hour before may make the sum negative.
     return f"greatest(least(coalesce({total}, 0), {COUNT_MAX}), 0)::bigint"
 
@@ -57,20 +89,29 @@ FROM job_store.usage_hours WHERE store_id = $1 AND agent_name = $2 AND day = (no
 """
 
 
-_TOKENS_ADDED: Final = f"""INSERT INTO job_store.token_days AS t (slot, store_id, user_id, day, tokens)
-SELECT pg_backend_pid() % 8, u.store_id, k.user_id, u.day, least(sum(u.tokens), {COUNT_MAX})::bigint
-FROM ({{rows}}) AS u ({{names}}) CROSS JOIN LATERAL (VALUES (u.user_id), ('')) AS k (user_id){{guard}}
-GROUP BY u.store_id, k.user_id, u.day ORDER BY u.store_id COLLATE "C", k.user_id COLLATE "C", u.day
+_BUDGET_COLUMNS: Final = "store_id, user_id, day, tokens"
+_BUDGET_TYPES: Final = ("text", "text", "date", "bigint")
+_TOKENS_ADDED: Final = f"""INSERT INTO job_store.token_days AS t (slot, {_BUDGET_COLUMNS})
+SELECT pg_backend_pid() % 8, u.store_id, k.user_id, u.day, {{tokens}}
+FROM ({{{{rows}}}}) AS u ({{names}}) CROSS JOIN LATERAL (VALUES (''), (u.user_id)) AS k (user_id) {{rest}}
 ON CONFLICT (store_id, user_id, day, slot)
 DO UPDATE SET tokens = least(t.tokens, {COUNT_MAX}) + excluded.tokens"""
-_TOKEN_NAMES: Final = ("store_id", "user_id", "day", "tokens")
-_TOKEN_TYPES: Final = ("text", "text", "date", "bigint")
+_TOKENS_SUM: Final = f"least(sum(u.tokens), {COUNT_MAX})::bigint"
+_BY_KEY: Final = """GROUP BY u.store_id, k.user_id, u.day
+ORDER BY u.store_id COLLATE "C", k.user_id COLLATE "C", u.day"""
 _ADD_TOKENS: Final = Statement(
-    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(_TOKEN_NAMES), guard=""), _TOKEN_TYPES, gathered=False
+    _TOKENS_ADDED.format(tokens=_TOKENS_SUM, names=_BUDGET_COLUMNS, rest=_BY_KEY), _BUDGET_TYPES, gathered=False
 )
+_GUARDED_TOKENS: Final = {"names": f"head, {_BUDGET_COLUMNS}"}
 _ADD_TOKENS_GUARDED: Final = Statement(
-    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(("head", *_TOKEN_NAMES)), guard=f" WHERE {IS_HEAD}"),
-    ("integer", *_TOKEN_TYPES),
+    _TOKENS_ADDED.format(tokens=_TOKENS_SUM, rest=f"WHERE {IS_HEAD} {_BY_KEY}", **_GUARDED_TOKENS),
+    ("integer", *_BUDGET_TYPES),
+    gathered=False,
+)
+# For a single row.
+_ADD_TOKENS_ONCE: Final = Statement(
+    _TOKENS_ADDED.format(tokens="u.tokens", rest=f"WHERE {IS_HEAD}", **_GUARDED_TOKENS),
+    ("integer", *_BUDGET_TYPES),
     gathered=False,
 )
 _TOKENS: Final = f"""
@@ -86,33 +127,55 @@ GROUP BY t.user_id
 
 def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> list[Write]:
     """Return the writes that add to the figures. Without `heads`, they are in key order, to avoid deadlocks."""
-    if not counts:
-        return []
     numbers = [None] * len(counts) if heads is None else heads
+    rows = [(number, key, used) for number, (key, used) in zip(numbers, counts, strict=True)]
+    kinds = {_OF_ALL: rows}
+    if _are_of_one_run(rows):
+        # PostgreSQL runs the last statement first: the rows are locked in key order.
+        kinds = {
+            _OF_TOOLS: [row for row in rows if row[1].tool_name],
+            _OF_MODELS: [row for row in rows if row[1].model],
+            _OF_RUNS: [row for row in rows if not (row[1].tool_name or row[1].model)],
+        }
+    writes: list[Write] = []
+    for kind, of_kind in kinds.items():
+        if of_kind:
+            figures = attrgetter(*kind.figures)
+            columns = list(
+                zip(*((number, *astuple(key), *figures(used)) for number, key, used in of_kind), strict=True)
+            )
+            guarded = kind.guarded if len({*columns[0]}) == 1 else _ADD_SUMMED
+            writes.append(Write(kind.plain, columns[1:]) if heads is None else Write(guarded, columns))
     tokens = [
         (number, key.store_id, key.user_id, key.day, used.total_tokens)
-        for number, (key, used) in zip(numbers, counts, strict=True)
+        for number, key, used in rows
         if used.total_tokens
     ]
-    columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True))
-    of_tokens = list(zip(*tokens, strict=True))
-    if heads is None:
-        return [Write(_ADD, columns), *([Write(_ADD_TOKENS, of_tokens[1:])] if tokens else [])]
-    return [Write(_ADD_GUARDED, [heads, *columns]), *([Write(_ADD_TOKENS_GUARDED, of_tokens)] if tokens else [])]
+    if tokens:
+        columns = list(zip(*tokens, strict=True))
+        guarded = _ADD_TOKENS_ONCE if len(tokens) == 1 else _ADD_TOKENS_GUARDED
+        writes.append(Write(_ADD_TOKENS, columns[1:]) if heads is None else Write(guarded, columns))
+    return writes
+
+
+def _are_of_one_run(rows: Sequence[tuple[int | None, UsageKey, Used]]) -> bool:
+    """Return whether the rows differ only in tool and model, and each has the figures of its kind only."""
+    starts = {(number, *astuple(key)[:5]) for number, key, _ in rows}
+    return len(starts) == 1 and all(key.model or not any(_figures_of_models(used)) for _, key, used in rows)
 
 
 class PostgresTokens(DatabaseAdapter):
     """Reads the tokens that count towards budgets."""
 
     async def today(self, store_id: StoreId, name: str, connection: Connection | None = None) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
+        """Return how many tokens an agent has used today (UTC), and when the day ends."""
         record = (await (connection or self._database).fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
 
     async def tokens(
         self, store_id: StoreId, user_id: UserId, connection: Connection | None = None
     ) -> Mapping[WaitKind, tuple[int, datetime]]:
-        """Return the tokens that the store and the user have used this day and month (UTC), and when these end."""
+        """Return how many tokens the store and the user have used this day and month (UTC), and when these end."""
         records = await (connection or self._database).fetch(_TOKENS, store_id, user_id)
         rows = {row["user_id"]: row for row in records}
         now = next(iter(rows.values()))["now"]
