@@ -334,10 +334,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
-        """Return whether the run is waiting for a slot, as queued runs and due jobs do.
-
-        Turns started by notices never do.
-        """
+        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait for one."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
