@@ -35,7 +35,7 @@ async def approve(
     run_id: Annotated[str, typer.Argument(help="Id of the run.", show_default=False)],
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
     *,
-    edit: Annotated[str | None, typer.Option(help="Do not run it. The model receives this reason.")] = None,
+    edit: Annotated[str | None, typer.Option(help="Run it with these arguments, a JSON object.")] = None,
     reject: Annotated[str | None, typer.Option(help="Do not run it; the model receives this reason.")] = None,
     answer: Annotated[
         str | None,

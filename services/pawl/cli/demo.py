@@ -119,7 +119,7 @@ async def _play(folder: Path, screen: Transcript) -> int:
     if missing:
         screen.line(f"{len(missing)} of {len(found)} checks failed: {'; '.join(missing)}")
         return EXIT_UNSUCCESSFUL
-    screen.line("Do not delete the data folder and its logs.")
+    screen.line("All checks passed.")
     screen.line(
         "Next: run `make up`, and in another terminal `.venv/bin/pawl console` to open the console in a browser."
     )

@@ -396,8 +396,7 @@ memory.command("list")(
         {"--agent": "agent_name"},
         "List what agents remember about you, oldest first.",
         {"agent": "agent_name", "remembered": "create_time", "id": "memory_id", "text": "text"},
-        none="The completion token from the tool. Use - for standard input or @FILE, because other users of this "
-        "machine can see command lines.",
+        none="Agents do not remember anything about you.",
     )
 )
 memory.command("erase")(

@@ -404,7 +404,6 @@ async def test_each_resource_is_exported_to_its_own_file(monkeypatch: pytest.Mon
         ({"pawl.yaml": "name: a b\n"}, "", False, "must contain only `name: NAME`"),
         ({"x.yaml": "name: x\n"}, "x.yaml", True, "--prune need a folder"),
         ({"pawl.yaml": "name: a\n", "schedule/x.yaml": "name: x\n"}, "", True, "did you mean schedules"),
-        ({"pawl.yaml": "name: a\n", "web/x.yaml": "name: x\n"}, "", False, "A set has the folders settings"),
         ({"agents/x.yaml": "name: x\n"}, "", False, "also needs a pawl.yaml"),
         ({"x.txt": "name: x\n"}, "", False, "File names must end with"),
     ],

@@ -77,9 +77,9 @@ def read(
     found, problems = files.read(paths, {kind: each.definition for kind, each in kinds.items()})
     if problems:
         raise CommandError("\n".join(problems))
-    if not found and not (name and prune):
+    if not found and not name:
         where = ", ".join(map(str, paths))
-        raise CommandError(f"No resources found in {where}. {_remedy(paths, name)}")
+        raise CommandError(f"No resources found in {where}. {_remedy(paths)}")
     asked = {each.key: each for each in found}
     try:
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
@@ -91,10 +91,7 @@ def read(
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
 
 
-def _remedy(paths: Sequence[Path], name: str) -> str:
-    if name:
-        folders = ", ".join(files.FOLDERS)
-        return f"A set has the folders {folders}. Use --prune to delete everything that the set {name} owns."
+def _remedy(paths: Sequence[Path]) -> str:
     if any((path / each).is_dir() for path in paths for each in files.FOLDERS):
         return f"A folder with subfolders such as {files.FOLDERS[0]} also needs a {files.SET_FILE} with the set's name."
     return f"File names must end with {', '.join(files.ENDINGS[:-1])} or {files.ENDINGS[-1]}."
@@ -111,6 +108,8 @@ async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
     """
     owners = {} if wanted.drafts or wanted.is_deployments else await read_owners(target)
     of_set = rules.leftover(wanted.order, owners, wanted.name)
+    if not wanted.order and not of_set:
+        yield f"{WARNING}the set {wanted.name} has no resources. Its folders are {', '.join(files.FOLDERS)}."
     used = {key.kind for key in (*wanted.order, *of_set)}
     current = {
         Key(kind, name): state
