@@ -213,6 +213,10 @@ class Transcript:
                 self.line(f"⚙ {name} {arguments}{by}", "cyan")
             case call_pb2.CALL_STATE_OFFERED if changed.from_state != call_pb2.CALL_STATE_OFFERED:
                 self.line(f"⇢ {name} {arguments} (in a front end)", "cyan")
+            case call_pb2.CALL_STATE_DETACHED:
+                self.line(f"⇉ {name} {arguments} (in the background)", "cyan")
+                if self._hints:
+                    self.command(f"watch it with: pawl jobs watch {call.child_run_id}")
             case call_pb2.CALL_STATE_DELEGATED:
                 self.line(f"⇉ {name} {arguments} (run {call.child_run_id})", "cyan")
                 if self._hints:

@@ -1,4 +1,4 @@
-"""Processes of a service. Each replica has a command, an environment and a readiness check."""
+"""The processes of a service. Each replica has a command, an environment and a readiness check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free ports, and checks of chosen ports."""
+"""Finds free ports, and checks chosen ports."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Postgres:
     async def _clear_pid_file(self) -> None:
         """Stop a PostgreSQL server that is still running on these files, or remove the pid file of a crashed one.
 
-        PostgreSQL itself refuses to start if the recorded pid now belongs to another process, whichever it is.
+        PostgreSQL itself refuses to start if the recorded pid now belongs to any other process.
         """
         path = self.folder / "postmaster.pid"
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""A parser for a message, which also decides whether the message may fire the trigger. All content is untrusted."""
+"""Parses a message, and decides whether it may fire the trigger. All content is untrusted."""
 
 from __future__ import annotations
 

@@ -105,6 +105,7 @@ def test_a_run_is_shown_line_by_line() -> None:
     rejected = call(call_pb2.CALL_STATE_REJECTED, result={"content_json": b'"not today"'})
     task: dict[str, Any] = {"name": "run_agent", "arguments": b'{"task":"look"}'}
     delegated = call(call_pb2.CALL_STATE_DELEGATED, **task, child_run_id="run_2")
+    detached = call(call_pb2.CALL_STATE_DETACHED, child_run_id="run_3")
     asked = call(call_pb2.CALL_STATE_ASKED, question={"question": "When?", "options": ["Today", "Tomorrow"]})
     failed = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_FAILED, round=2, active_seconds=3.2)
     failed.failure.message = "The model server is down."
@@ -115,7 +116,7 @@ def test_a_run_is_shown_line_by_line() -> None:
         *(started(), delta("Once "), delta("upon"), assistant("Once upon"), assistant("a time")),
         *(started(), delta("Hel"), started(attempt=2), delta("Hello", attempt=2), assistant("Hello")),
         *(started(attempt=3), changed(call(call_pb2.CALL_STATE_RUNNING)), changed(done, seconds=0.0123)),
-        *(changed(rejected), changed(delegated), changed(asked)),
+        *(changed(rejected), changed(delegated), changed(detached), changed(asked)),
         event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=failed)),
         hints=True,
     )
@@ -125,6 +126,7 @@ def test_a_run_is_shown_line_by_line() -> None:
         *("Hello", '⚙ send_email {"to": "ann"}', '✓ send_email (12 ms) → {"sent": true}'),
         *("✗ send_email rejected → not today", '⇉ run_agent {"task": "look"} (run run_2)'),
         "  watch it with: pawl watch run_2",
+        *('⇉ send_email {"to": "ann"} (in the background)', "  watch it with: pawl jobs watch run_3"),
         *("[Question]", "  When?", "    1. Today", "    2. Tomorrow", "  run run_1  call call_1"),
         '  answer with: pawl approve run_1 call_1 --answer "..."',
         "✗ run_1 failed: The model server is down. (2 rounds, 0 tokens, 3.2 s active)",

@@ -311,7 +311,7 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """Requests of a resume: decisions on calls, tokens to add to runs, and runs to stop."""
+    """The requests that a resume contains: decisions on calls, tokens to add to runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]

@@ -132,7 +132,7 @@ def check_return(
 ) -> None:
     """Check that a callback belongs to the attempt and comes from the attempt's provider.
 
-    `requires_issuer` means that the provider has announced that its responses include the issuer.
+    `requires_issuer` means that the provider has announced the issuer as part of its responses.
 
     Raises:
         Unauthenticated: The callback does not match, or the attempt has expired.

@@ -45,7 +45,7 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
 
 
 def cookie_name(name: str, port: int | None, *, secure: bool) -> str:
-    """Return a cookie's name. Other hosts, or connections without TLS, cannot set a secure cookie.
+    """Return a cookie's name. Only this host can set a secure cookie, and only over TLS.
 
     The name contains the port, because browsers share cookies between a host's ports.
     """

@@ -65,7 +65,7 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_frame(headers: Mapping[str, str]) -> None:
-    """Check that a request specifies its length in only one way. Two would allow request smuggling (RFC 9112, 6.1).
+    """Check that a request does not specify its length twice, which would allow request smuggling (RFC 9112, 6.1).
 
     Raises:
         InvalidField: The request has both Transfer-Encoding and Content-Length.
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return the host from a `Host` header in lower case and without the port, or nothing if the header is invalid."""
+    """Return a `Host` header's host in lower case, without the port, or an empty string if the header is invalid."""
     found = _HOST.fullmatch(host.lower())
     return (found["six"] or found["name"]).rstrip(".") if found else ""
 

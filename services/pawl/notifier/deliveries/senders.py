@@ -31,7 +31,7 @@ TRY_SECONDS: Final = 15.0
 
 
 class SignedPosts:
-    """Sends webhooks. Of the response, reads only the status and the Retry-After header. See `ChannelSender`."""
+    """Sends webhooks, and reads only the status and the Retry-After header of each response. See `ChannelSender`."""
 
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress

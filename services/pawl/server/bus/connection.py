@@ -125,7 +125,7 @@ class Bus:
 
     @property
     def is_clustered(self) -> bool:
-        """Return whether the server of the current connection belongs to a cluster."""
+        """True if the server of the current connection belongs to a cluster."""
         return isinstance(self._client, _Client) and self._client.is_clustered
 
     async def wait_connected(self) -> None:

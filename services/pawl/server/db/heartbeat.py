@@ -1,4 +1,4 @@
-"""A health check for PostgreSQL. It uses its own session while statements wait."""
+"""A health check for PostgreSQL. It has its own session, so it works while statements wait for the server."""
 
 from __future__ import annotations
 

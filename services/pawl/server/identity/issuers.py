@@ -62,7 +62,7 @@ D = TypeVar("D", bound=Description)
 
 
 class KeyFetcher:
-    """Fetches issuers' keys over HTTP, without redirects and with limits on size and time."""
+    """Fetches issuers' keys over HTTP. It follows no redirects, and limits the size and time of each fetch."""
 
     def __init__(self) -> None:
         self._tls = httpx2.create_ssl_context()

@@ -104,7 +104,8 @@ class Tracer:
     ) -> Span:
         """Start a span. `parent` and `links` are valid `traceparent`s. Without a parent, start a new trace.
 
-        IDs that are 0 are chosen at random. The sampler decides about new traces. Other spans follow their parents.
+        An ID of 0 is replaced by a random one. The sampler decides whether to record new traces. Other spans follow
+        their parents.
         """
         self._ids.trace_id, self._ids.span_id = trace_id, span_id
         context = set_span_in_context(NonRecordingSpan(_context(parent)), Context()) if parent else Context()

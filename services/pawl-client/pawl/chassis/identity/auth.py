@@ -103,7 +103,9 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return the service with the store and user in the metadata. If the metadata has no store, return it unchanged.
+    """Return the service as a caller for the store and user in the metadata.
+
+    If the metadata has no store, return it unchanged.
 
     Raises:
         InvalidId: The store or user is not a valid id.

@@ -1,4 +1,4 @@
-"""API keys for clients: which key to send, and whether it may leave this machine unencrypted."""
+"""Finds the API key for a client's request, and decides whether it may be sent unencrypted."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _accepts(
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the loopback addresses of the suite that runs in a data folder, or nothing if its launcher has ended."""
+    """Return the loopback addresses of a data folder's suite, or an empty set if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

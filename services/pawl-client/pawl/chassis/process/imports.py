@@ -1,4 +1,4 @@
-"""Imports of libraries without their optional dependencies, which would use megabytes of memory in every process."""
+"""Imports libraries without their optional dependencies, which would use megabytes of memory in every process."""
 
 from __future__ import annotations
 

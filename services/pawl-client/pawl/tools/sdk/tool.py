@@ -82,7 +82,7 @@ class Tool(Generic[P, R]):
 
     @property
     def is_stoppable(self) -> bool:
-        """True if a cancelled call ends promptly. Threads cannot be stopped."""
+        """True if a cancelled call ends promptly. A call that runs in a thread cannot be stopped."""
         return self.is_async or self.process is not None
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
