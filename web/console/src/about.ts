@@ -26,10 +26,13 @@ async function read(conversationId: string, runId: string): Promise<void> {
   asked.value = new Map([...asked.value, ...found]);
 }
 
+/** True for a run that no message started, such as one that reports the end of a job. */
+export const isFollowUp = (runId: string): boolean => asked.value.get(runId) === "";
+
 /** The start of the message that started a run. Otherwise the title of its conversation; nothing until one of them is read. */
 export function askedIn(conversationId: string, runId: string): string {
   const known = asked.value.get(runId);
-  if (known !== undefined) return known || visible(titleOf(conversationId));
+  if (known !== undefined) return known || `Follow-up: ${visible(titleOf(conversationId))}`;
   if (!reading.has(conversationId)) {
     reading.add(conversationId);
     // Not while a page is drawn.

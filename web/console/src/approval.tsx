@@ -54,6 +54,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
     }
     setBusy(false);
   };
+  const isOpen = editing && !!schema;
   const changed = JSON.stringify(args) !== JSON.stringify(first);
   return (
     <>
@@ -66,15 +67,15 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
         {mayDecide && (
           <div class="buttons">
             <button disabled={busy || !args} data-key="a" onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}>
-              {changed ? "Approve with edits" : "Approve"}
+              {changed || isOpen ? "Approve with edits" : "Approve"}
             </button>
             {!isOfNode(call) && <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>{editing ? "Discard edits" : "Edit"}</button>}
             <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>Reject</button>
           </div>
         )}
       </header>
-      {!changed && (approval.preview ? <pre class="preview">{visible(approval.preview)}</pre> : <Fields all={entriesOf(first)} />)}
-      {editing && schema && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />}
+      {!changed && !isOpen && (approval.preview ? <pre class="preview">{visible(approval.preview)}</pre> : <Fields all={entriesOf(first)} />)}
+      {isOpen && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />}
       {!editing && <Fault text={fault} />}
       {changed && args && <Diff before={first} after={args} />}
       {offered && mayDecide && (

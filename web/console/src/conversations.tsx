@@ -1,18 +1,20 @@
 /** The list of conversations, with the actions on each. */
 
 import { signal } from "@preact/signals";
-import { type ConversationJson, requestId } from "@pawl/client";
+import { type ConversationJson, requestId, type RunJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { type Action, GONE } from "./actions";
 import { Icon } from "./design/icons";
-import { Skeleton } from "./design/parts";
-import { ago, attempt, draft, forPeople, go, pawl } from "./state";
+import { Skeleton, toneOf } from "./design/parts";
+import { ago, attempt, draft, forPeople, go, pawl, word } from "./state";
 import { visible } from "./visible";
 
 /** The listed conversations. They stay listed while another conversation opens. */
 export const listed = signal<ConversationJson[] | undefined>(undefined);
+/** Runs that wait or need an operator. */
+const active = signal<RunJson[]>([]);
 const hasMore = signal(false);
 const search = signal({ words: "", archived: false, most: 50 });
 const PAGE = 50;
@@ -28,7 +30,10 @@ async function list({ words, archived, most } = search.value): Promise<void> {
     found.push(...(page.conversations ?? []));
     pageToken = page.nextPageToken ?? "";
   } while (pageToken && found.length < most);
+  const isActive = found.some(({ activeRunId }) => activeRunId);
+  const { runs = [] } = isActive ? await pawl.agent.listRuns({ pageSize: 100, states: ["RUN_STATE_WAITING", "RUN_STATE_NEEDS_ATTENTION"] }) : {};
   if (read !== reads) return;
+  active.value = runs;
   listed.value = found;
   hasMore.value = !!pageToken;
 }
@@ -150,6 +155,7 @@ export function Conversations({ conversationId, onChoose }: { conversationId: st
 
 function Item({ conversation: { conversationId, title, updateTime, activeRunId }, isOpen }: { conversation: ConversationJson; isOpen: boolean }): VNode {
   const isWaiting = forPeople.value.some((call) => call.conversationId === conversationId);
+  const state = active.value.find(({ runId }) => runId === activeRunId)?.state ?? "RUN_STATE_RUNNING";
   return (
     <li>
       <a href={`/c/${conversationId}`} aria-current={isOpen ? "page" : undefined} title={visible(title ?? "")}>
@@ -157,7 +163,7 @@ function Item({ conversation: { conversationId, title, updateTime, activeRunId }
         <small class="quiet">
           {isWaiting ? (
             <><i class="dot warn" /> waits for you</>
-          ) : activeRunId ? <><i class="dot info" /> running</> : (
+          ) : activeRunId ? <><i class={`dot ${toneOf(state)}`} /> {word(state)}</> : (
             <Ago time={updateTime} />
           )}
         </small>

@@ -60,8 +60,8 @@ export const goals: Resource<GoalStatusJson> = {
   columns: [
     { name: "Aim", of: ({ run }) => cut(run?.goal?.aim), under: ({ run = {} }) => (run.failure ? <span class="fault">{cut(run.failure.message)}</span> : howFar(run)) },
     { name: "State", size: 112, of: ({ run = {} }) => <State run={run} /> },
-    { name: "Progress", size: 150, priority: 2, listed: true, of: ({ run: { jobProgress: { fraction } = {} } = {} }) => fraction !== undefined && <span class="progress"><progress value={Number(fraction)} max={1} aria-label="Progress" /> <small>{percent(fraction)}%</small></span> },
-    { name: "Attempts", size: 88, priority: 2, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
+    { name: "Progress", size: 150, priority: 1, listed: true, of: ({ run: { jobProgress: { fraction } = {} } = {} }) => fraction !== undefined && <span class="progress"><progress value={Number(fraction)} max={1} aria-label="Progress" /> <small>{percent(fraction)}%</small></span> },
+    { name: "Attempts", size: 88, priority: 1, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
     { name: "Tokens", size: 84, priority: 3, num: true, of: ({ run = {} }) => used(run) },
     { name: "Started", size: 96, priority: 3, of: ({ run }) => time(run?.createTime) },
     { name: "Ended", detailed: true, of: ({ run }) => time(run?.endTime) },

@@ -6,14 +6,14 @@ import { useEffect, useState } from "preact/hooks";
 import { Icon, type IconName } from "./design/icons";
 import { Dialog } from "./design/parts";
 import { type Entry, entries, groups, isHere } from "./menu";
-import { forPeople, logOut, path, unread, who } from "./state";
+import { countNeeds, forPeople, logOut, needs, path, unread, who } from "./state";
 
 const BAR_ENTRIES = 4;
 const COUNT_MAX = 99;
 
 export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () => void }): VNode {
   const [isOpen, setOpen] = useState(false);
-  useEffect(() => setOpen(false), [path.value]);
+  useEffect(() => (setOpen(false), void countNeeds()), [path.value, unread.value]);
   const bar = entries().slice(0, BAR_ENTRIES);
   return (
     <>
@@ -55,7 +55,7 @@ function Groups(): VNode {
 }
 
 function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode {
-  const [count, what] = to === "/inbox" ? [forPeople.value.length, "waiting"] : [to === "/notifications" ? unread.value : 0, "unread"];
+  const [count, what] = { "/inbox": [forPeople.value.length, "waiting"] as const, "/attention": [needs.value, "waiting"] as const, "/notifications": [unread.value, "unread"] as const }[to] ?? [0, ""];
   return (
     <a href={to} aria-current={isHere(to) ? "page" : undefined} title={key && `g ${key}`}>
       <Icon name={icon} />

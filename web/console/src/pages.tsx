@@ -141,11 +141,11 @@ const jobs: Resource<BackgroundJobJson> = {
   columns: [
     { name: "Job", of: ({ definition }) => title(definition?.toolName), under: ({ definition, failure }) => (failure ? <span class="fault">{cut(failure.message || failure.reason)}</span> : objectOf(definition ?? {})) },
     { name: "State", size: 124, of: (job) => <Badge tone={toneOf(job.state)}>{jobState(job)}</Badge> },
-    { name: "Progress", size: 200, priority: 2, of: (job) => <Progress job={job} /> },
-    { name: "Next", size: 92, priority: 3, of: ({ nextTime }) => time(nextTime) },
+    { name: "Progress", size: 270, priority: 1, of: (job) => <Progress job={job} /> },
+    { name: "Next", size: 104, priority: 3, of: ({ nextTime }) => time(nextTime) },
     { name: "Last result", detailed: true, of: ({ lastResult, failure }) => cut(failure?.message ?? lastResult) },
     { name: "Repeats", detailed: true, of: ({ definition: { intervalSeconds = 0, iterationsMax = 1 } = {} }) => Number(intervalSeconds) > 0 && `every ${span(Number(intervalSeconds))}, ${iterationsMax} times at most` },
-    { name: "Started", size: 92, priority: 3, of: ({ createTime }) => time(createTime) },
+    { name: "Started", size: 104, priority: 3, of: ({ createTime }) => time(createTime) },
   ],
   actions: [
     { name: "Pause", method: "agent.v1.JobService/PauseJob", inRows: true, when: (job) => !ended(job) && !pausedJob(job), run: ({ jobId = "" }) => pawl.jobs.pauseJob({ requestId: requestId(), jobId }) },
@@ -304,9 +304,7 @@ const documents: Resource<DocumentJson> = {
   list: paged("documents", (page) => pawl.documents.listDocuments(page)),
   id: ({ name, owner }) => `${short(owner, "DOCUMENT_OWNER_")}:${name ?? ""}`,
   columns: [
-    { name: "Name", of: ({ name }) => name },
-    { name: "Owner", size: 110, priority: 2, of: ({ owner }) => short(owner, "DOCUMENT_OWNER_") },
-    { name: "Language", size: 120, priority: 3, of: ({ language }) => language },
+    { name: "Name", of: ({ name }) => name, under: ({ owner }) => owner === "DOCUMENT_OWNER_STORE" && "Of the store, for all its users" },
     { name: "Size", size: 110, num: true, of: ({ textBytes }) => `${Math.ceil(Number(textBytes ?? 0) / 1024).toLocaleString()} KB` },
     { name: "Changed", size: 120, priority: 2, of: ({ updateTime }) => time(updateTime) },
   ],

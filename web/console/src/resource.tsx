@@ -151,7 +151,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
   }, [key, isLong]);
   const all = of.actions ?? [];
   const hasButtons = all.some(({ inRows, method }) => inRows && may(method));
-  const buttons: Column<T> = { name: "Actions", size: 150, num: true, priority: 2, of: (item) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
+  const buttons: Column<T> = { name: "Actions", size: 150, num: true, priority: 1, of: (item) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
   const to = (item: T): string => `/${of.path}/${encodeURIComponent(of.id(item))}`;
   const { name } = MENU[of.path];
   const { button, form } = useEditor(of.make && may(of.make.method) ? of.make : undefined, undefined, () => load());

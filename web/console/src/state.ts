@@ -3,7 +3,6 @@
 import { type ReadonlySignal, computed, effect, signal } from "@preact/signals";
 import { type BackgroundJobJson, type CallJson, Pawl, PawlError, type RunJson, type SubscribeResponseJson, type WhoAmIResponseJson } from "@pawl/client";
 
-
 export const pawl = new Pawl();
 
 export const who = signal<WhoAmIResponseJson | null | undefined>(undefined);
@@ -53,6 +52,14 @@ export const unread = signal(0);
 export async function countUnread(): Promise<void> {
   if (!may("notify.v1.NotifyService/ListNotifications")) return;
   await attempt(async () => (unread.value = Number((await pawl.notifications.listNotifications({ pageSize: 1, onlyUnread: true })).unreadCount ?? 0)), true);
+}
+
+/** Number of runs that need an operator, at most one page of them. */
+export const needs = signal(0);
+
+export async function countNeeds(): Promise<void> {
+  if (!may("agent.v1.OperatorService/ListAttention")) return;
+  await attempt(async () => (needs.value = (await pawl.operator.listAttention({ pageSize: 100 })).runs?.length ?? 0), true);
 }
 
 export const clock = signal(Date.now());

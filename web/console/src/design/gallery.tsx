@@ -5,34 +5,17 @@ import { useState } from "preact/hooks";
 
 import { Icon } from "./icons";
 import { Badge, Dialog, Empty, Head, Skeleton, Tabs, Toast, type Tone } from "./parts";
-import { type Column, Table } from "./table";
 
 const TONES: [Tone, string][] = [["grey", "Stopped"], ["info", "Running"], ["warn", "Waits for approval"], ["ok", "Completed"], ["bad", "Failed"], ["accent", "Draft"]];
 const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
 const TABS = [["waiting", "Waiting"], ["decided", "Decided"]] as const;
-
-type Sample = [title: string, tone: Tone, state: string, agent: string, tokens: string];
-const SAMPLES: Sample[] = [
-  ["Collect the current prices of our five suppliers, and report when a price falls below twenty euros", "info", "Running", "researcher", "8,412"],
-  ["Send the weekly status", "warn", "Waits for approval", "helpdesk", "2,734"],
-  ["Book the meeting room", "bad", "Failed", "default", "612"],
-];
-const COLUMNS: Column<Sample>[] = [
-  { name: "Run", of: ([title]) => title },
-  { name: "State", size: 150, of: ([, tone, state]) => <Badge tone={tone}>{state}</Badge> },
-  { name: "Agent", size: 120, priority: 2, of: ([, , , agent]) => agent },
-  { name: "Tokens", size: 90, priority: 3, num: true, of: ([, , , , tokens]) => tokens },
-];
 
 export function Gallery(): VNode {
   const [tab, setTab] = useState<"waiting" | "decided">("waiting");
   const [isOpen, setOpen] = useState(false);
   return (
     <section class="page">
-      <Head title="Design" badges={<Badge>{SURFACES.length} surfaces</Badge>}>
-        <button class="second">Second</button>
-        <button>First</button>
-      </Head>
+      <Head title="Design" badges={<Badge>{SURFACES.length} surfaces</Badge>} />
       <h2>Text</h2>
       <p class="lead">A lead introduces a page in one or two sentences.</p>
       <p>
@@ -68,11 +51,6 @@ export function Gallery(): VNode {
       <h2>Fields</h2>
       <div class="pair">
         <div class="field">
-          <label for="gallery-name">Name</label>
-          <input id="gallery-name" value="researcher" />
-          <span class="hint">Lower-case letters, digits and dashes.</span>
-        </div>
-        <div class="field">
           <label for="gallery-cron">Cron</label>
           <input id="gallery-cron" value="not a cron" aria-invalid="true" aria-describedby="gallery-fault" />
           <p id="gallery-fault" class="fault">A cron expression has five fields.</p>
@@ -81,11 +59,6 @@ export function Gallery(): VNode {
       </div>
       <h2>Tabs</h2>
       <Tabs name="Samples" all={TABS} open={tab} onOpen={setTab} />
-      <h2>Tables</h2>
-      <Table name="Runs" columns={COLUMNS} items={SAMPLES} to={() => "/design"} />
-      <h2>Panels</h2>
-      <div class="panel">A panel groups what belongs together.</div>
-      <div class="why">A note explains why a run is waiting.</div>
       <h2>Dialogs and toasts</h2>
       <button class="second" onClick={() => setOpen(true)}>Open a dialog</button>
       {isOpen && (

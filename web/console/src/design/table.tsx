@@ -11,8 +11,8 @@ export interface Column<T> {
   of: (item: T) => ComponentChildren;
   /** Width in px. Columns without one share the rest. */
   size?: number;
-  /** Narrow boxes hide columns with 3 first, then those with 2. */
-  priority?: 2 | 3;
+  /** Narrow boxes hide columns with 3 first, then those with 2. They put those with 1 below the others. */
+  priority?: 1 | 2 | 3;
   /** A quiet second line. */
   under?: (item: T) => ComponentChildren;
   /** What the column is sorted by, if the user can sort it. */

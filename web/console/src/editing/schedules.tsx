@@ -24,6 +24,8 @@ export const paused = (item: { pauseTime?: string; pauseNote?: string; selfPause
     <Badge tone="ok">active</Badge>
   );
 
+const zoneOf = (definition: ScheduleJson["definition"]): string => definition?.timeZone || "UTC";
+
 const OUTCOMES: Record<string, Tone> = { SCHEDULE_FIRE_OUTCOME_STARTED: "ok", SCHEDULE_FIRE_OUTCOME_WAITING: "info", SCHEDULE_FIRE_OUTCOME_REFUSED: "bad", SCHEDULE_FIRE_OUTCOME_MISSED: "warn" };
 export const fires: Column<ScheduleFireJson>[] = [
   { name: "Due", size: 120, of: ({ dueTime }) => time(dueTime) },
@@ -141,7 +143,7 @@ function Preview({ value: { cron, timeZone, intervalSeconds } }: { value: Values
   const times = found?.nextTimes?.length ? found.nextTimes : found?.nextTime ? [found.nextTime] : [];
   return (
     <span class="hint" role="note">
-      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map(day).join("; ")}.`}
+      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map((at) => day(at, timeZone || "UTC")).join("; ")}.`}
     </span>
   );
 }
@@ -186,12 +188,12 @@ export const schedules: Resource<ScheduleJson> = {
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   columns: [
     { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
-    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : ""), under: ({ definition }) => definition?.cron && (definition.timeZone || "UTC") },
-    { name: "Next", size: 150, priority: 2, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime }) => time(nextTime), under: ({ nextTime }) => nextTime && day(nextTime) },
+    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : ""), under: ({ definition }) => definition?.cron && zoneOf(definition) },
+    { name: "Next", size: 230, priority: 1, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime }) => time(nextTime), under: ({ nextTime, definition }) => nextTime && <span class="whole">{day(nextTime, zoneOf(definition))}</span> },
     { name: "Starts", detailed: true, of: ({ definition: { workflow, agent } = {} }) => (workflow ? <a href={`/workflows/${workflow}`}>workflow {workflow}</a> : `agent ${agent || "default"}`) },
-    { name: "State", size: 170, priority: 2, of: paused },
+    { name: "State", size: 170, priority: 1, of: paused },
     { name: "Message", detailed: true, of: ({ definition }) => cut(definition?.text) },
-    { name: "Failures", size: 84, priority: 3, num: true, of: ({ failures }) => failures || "" },
+    { name: "Failures", size: 84, priority: 3, num: true, of: ({ failures }) => failures ?? 0 },
   ],
   make: {
     name: "New schedule",
@@ -218,14 +220,14 @@ export const schedules: Resource<ScheduleJson> = {
     },
     ...lifeOf<ScheduleJson>("Schedule", pawl.schedules.pauseSchedule, pawl.schedules.resumeSchedule, pawl.schedules.deleteSchedule),
   ],
-  below: ({ fires: all = [], nextTimes = [], pauseTime }) => (
+  below: ({ fires: all = [], nextTimes = [], pauseTime, definition }) => (
     <>
       <h2>Firings</h2>
       {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">Not fired yet.</p>}
       {!!nextTimes.length && (
         <>
           <h2>{pauseTime ? "Next times after a resume" : "Next times"}</h2>
-          <ol class="times">{nextTimes.map((at) => <li key={at}>{day(at)} <span class="quiet">{time(at)}</span></li>)}</ol>
+          <ol class="times">{nextTimes.map((at) => <li key={at}>{day(at, zoneOf(definition))} <span class="quiet">{time(at)}</span></li>)}</ol>
         </>
       )}
     </>

@@ -116,10 +116,10 @@ export const triggers: Resource<TriggerJson> = {
   columns: [
     { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
     { name: "Message", detailed: true, of: ({ definition }) => cut(definition?.text) },
-    { name: "Source", size: 190, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
+    { name: "Source", size: 190, priority: 2, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
     { name: "State", size: 170, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable: {visible(each.unreachableReason ?? "")}</Badge> : paused(each)) },
     { name: "Refused", size: 110, priority: 3, of: ({ refusedCount, refusedReason }) => refusedCount && `${refusedCount}: ${cut(refusedReason)}` },
-    { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures || "" },
+    { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures ?? 0 },
   ],
   make: {
     name: "New trigger",

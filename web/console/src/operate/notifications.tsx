@@ -2,7 +2,7 @@
 
 import type { NotificationJson } from "@pawl/client";
 
-import { askedIn } from "../about";
+import { askedIn, isFollowUp } from "../about";
 import { Icon } from "../design/icons";
 import type { Tone } from "../design/parts";
 import { cut, plain, runLink, sentence, short, time } from "../format";
@@ -53,6 +53,13 @@ function titleOf(each: NotificationJson): string {
   return sentence(visible(title.replace(/ (failed|stopped): .*/, " $1") || short(kind, "NOTIFICATION_KIND_")));
 }
 
+/** A completed follow-up may report a failure, so it is not green. A job has the tone of its end. */
+function toneOf(each: NotificationJson): Tone {
+  const kind = kindOf(each);
+  if (kind === "JOB_ENDED") return / (failed|expired): /.test(each.title ?? "") ? "bad" : "info";
+  return kind === "RUN_COMPLETED" && isFollowUp(each.runId ?? "") ? "info" : (KINDS[kind]?.[0] ?? "grey");
+}
+
 /** The rest: why it failed, or what the run said. */
 function detailOf({ title = "", body = "" }: NotificationJson): string {
   const [, why = ""] = /^(?:Run|Workflow \S+) (?:failed|stopped): (.+)/.exec(title) ?? [];
@@ -77,7 +84,7 @@ export const notifications: Resource<NotificationJson> = {
   ],
   at: ({ createTime }) => createTime,
   entry: (each, reload) => (
-    <Entry tone={KINDS[kindOf(each)]?.[0] ?? "grey"} to={each.callId ? `/inbox?call=${each.callId}` : `/notifications/${each.notificationId}`} name={titleOf(each)} isUnread={!each.readTime} said={detailOf(each)} at={each.createTime}>
+    <Entry tone={toneOf(each)} to={each.callId ? `/inbox?call=${each.callId}` : `/notifications/${each.notificationId}`} name={titleOf(each)} isUnread={!each.readTime} said={detailOf(each)} at={each.createTime}>
       {each.callId && <a href={`/inbox?call=${each.callId}`}>Decide</a>}
       {runLink(each.runId, "Run")}
       {each.conversationId && <a href={`/c/${each.conversationId}`}>Conversation</a>}
