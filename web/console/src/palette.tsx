@@ -76,7 +76,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
   const fits = ({ name, kind }: Hit): boolean => parts.every((part) => `${name} ${kind}`.toLowerCase().includes(part));
   const id = words.trim();
   const direct = /^run_\w+$/.test(id) ? [link("runs", id, "Run", `/runs/${id}`)] : [];
-  const hits = [...direct, ...known().filter(fits), ...talks, ...(parts.length ? (others ?? []).filter(fits) : [])].slice(0, HITS_MAX);
+  const hits = [...direct, ...known().filter(fits), ...(parts.length ? (others ?? []).filter(fits) : []), ...talks].slice(0, HITS_MAX);
   const open = (hit: Hit | undefined): void => {
     if (!hit) return;
     onClose();
