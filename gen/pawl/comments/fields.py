@@ -75,7 +75,7 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.GetTriggerRequest.name': 'Trigger name.',
     'pawl.agent.v1.GetUndoReportRequest.run_id': 'ID of the undo run, from UndoRun or UndoCall.',
     'pawl.agent.v1.GetUsageRequest.agent_name': 'Include only runs of this agent; empty means all.',
-    'pawl.agent.v1.GetUsageRequest.by': 'Dimensions, each at most once.',
+    'pawl.agent.v1.GetUsageRequest.by': 'Dimensions to group by, each at most once.',
     'pawl.agent.v1.GetUsageRequest.from_time': 'Start, inclusive, rounded down to the hour for HOUR, otherwise to the day.',
     'pawl.agent.v1.GetUsageRequest.model': 'Include only calls of this model; empty means all figures.',
     'pawl.agent.v1.GetUsageRequest.period': 'Length of the periods.',

@@ -189,7 +189,7 @@ async def stop(
 ) -> None:
     """Stop jobs. Jobs that have already ended are unchanged."""
     if [bool(job_ids), bool(conversation), all_of_store].count(True) != 1:
-        raise CommandError("Specify job ids, --conversation or --all-of-store.")
+        raise CommandError("Specify exactly one of: job IDs, --conversation or --all-of-store.")
     if all_of_store:
         if confirm("Stop all users' jobs in the store?", yes=yes):
             request = operator_pb2.EndJobsRequest(reason=reason)

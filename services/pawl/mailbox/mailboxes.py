@@ -171,7 +171,7 @@ class Mailboxes:
         password = self._passwords().get(store_id, {}).get(source.password_secret, "")
         if not (password and password.isprintable()):
             name = source.password_secret
-            raise Unreadable(f"the store has no usable password {name!r} (PAWL_MAILBOX_PASSWORDS_FILE)")
+            raise Unreadable(f"PAWL_MAILBOX_PASSWORDS_FILE has no usable password named {name!r} for this store")
         host = f"[{source.host}]" if ":" in source.host else source.host
         scheme = "http" if source.plaintext else "https"
         try:

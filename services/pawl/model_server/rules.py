@@ -84,7 +84,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return a result's note in parentheses, for example that a reviewer edited the call, or "" if there is none."""
+    """Return a result's note as ` (note)`, or "" if it has none. For example, a reviewer edited the call."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 

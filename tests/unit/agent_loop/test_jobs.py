@@ -370,7 +370,7 @@ def test_notices_are_escaped_and_limited_in_size() -> None:
         [calls('look {"n":1}', text="I look."), fails(retryable=False)],
     ],
 )
-async def test_a_turn_interrupted_before_its_answer_is_repeated(before: list[Script]) -> None:
+async def test_a_turn_is_repeated_if_it_was_interrupted_before_answering(before: list[Script]) -> None:
     """ASYNC-5: partial output after the notice does not count as an answer to it."""
 
     story = Story(calls(background("work")), says("Begun."), *before, says("It came to 7."))

@@ -215,7 +215,7 @@ async def test_text_attachments_become_documents_of_the_user(server: ImapServer)
     ("fields", "is_allowed", "reason"),
     [
         ({"password_secret": "wrong"}, True, "refuses the user name or password"),
-        ({"password_secret": "no"}, True, "no usable password 'no'"),
+        ({"password_secret": "no"}, True, "no usable password named 'no'"),
         ({"folder": "Spam"}, True, "has no folder Spam"),
         ({}, False, "PAWL_EGRESS_FILE"),
     ],

@@ -223,7 +223,7 @@ class ListGoalsResponse(_message.Message):
     """Token for the next page; empty on the last page."""
     @_builtins.property
     def goals(self) -> _containers.RepeatedCompositeFieldContainer[Global___GoalStatus]:
-        """The goals."""
+        """The caller's goals, newest first, without their attempts."""
 
     def __init__(
         self,

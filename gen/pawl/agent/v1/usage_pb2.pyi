@@ -126,7 +126,9 @@ class GetUsageRequest(_message.Message):
 
     @_builtins.property
     def by(self) -> _containers.RepeatedScalarFieldContainer[Global___UsageDimension.ValueType]:
-        """Dimensions, each at most once. TOOL and MODEL cannot be combined, because figures have at most one of them."""
+        """Dimensions to group by, each at most once. TOOL and MODEL cannot be combined: usage belongs to a tool or to a
+        model, never to both.
+        """
 
     def __init__(
         self,

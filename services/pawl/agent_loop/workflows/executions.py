@@ -241,7 +241,7 @@ class Executions:
         """
         found = await self.run(caller, run_id)
         if found.run.state not in ENDED:
-            raise RunNotEnded("the run has not ended: wait for its end, or cancel it first")
+            raise RunNotEnded("the run has not ended: wait for it to finish, or cancel it first")
         if found.run.workflow.HasField("chunk"):
             problem = f"run_id: the run is part of run {found.run.parent_run_id}: rerun that run instead"
             raise InvalidField(problem, field="run_id")
@@ -261,7 +261,9 @@ class Executions:
                 outcome = undo.outcome_of(source)
                 if outcome.state in {UndoState.RUNNING, UndoState.NEEDS_APPROVAL}:
                     undo_run_id = outcome.undo_run_id
-                    raise RunNotEnded(f"run {undo_run_id} is undoing effects: wait for its end, or cancel it first")
+                    raise RunNotEnded(
+                        f"run {undo_run_id} is still undoing effects: wait for it to finish, or cancel it first"
+                    )
                 if outcome.state is UndoState.ALREADY_UNDONE:
                     undone.add(parsed[0])
         return undone

@@ -177,5 +177,5 @@ def renewal_cookie(request: Request) -> str:
 
 
 def is_secure(request: Request) -> bool:
-    """Return whether cookies require HTTPS, which is the case unless the gateway is on this machine."""
+    """Return whether cookies require HTTPS: always, except over plain HTTP to a loopback host."""
     return request.url.scheme == "https" or not hosts.is_loopback(request.headers.get("host", ""))

@@ -437,7 +437,7 @@ def _check_models(requested: Settings, current: AllSettings) -> None:
 
 
 def check_model_server(name: str, known: Collection[str]) -> None:
-    """Check that a process knows the model server, unless no process has reported its servers."""
+    """Check that an agent-loop has this model server. Accept any name until one has reported its servers."""
     if known and name not in known:
         text = f"the model server {name!r} is not in agent-loop's limits file: use {', '.join(sorted(known))}"
         raise InvalidField(text, field="settings.model_server")

@@ -163,7 +163,7 @@ class Processing:
     def _resume(self) -> int:
         """Restore the last checkpoint and return its offset.
 
-        If there is no usable checkpoint, return the offset of the data.
+        Without a usable checkpoint, return the offset at which the data starts, after any CSV header.
         """
         saved: Any = self._context.last_checkpoint
         staged_bytes = self._staged.size if self._staged else 0

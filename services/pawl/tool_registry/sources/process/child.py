@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _warm_up(times: int = 1) -> None:
-    """Create a tool in advance, because the first one takes a hundred times as long as later ones."""
+    """A throwaway tool. Building a first tool fills caches, and takes a hundred times as long as later ones."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
