@@ -155,8 +155,8 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
         await expect(each.locator(".turn")).to_have_count(2)
         await expect(each.locator(".turn").last).to_contain_text("has ended, completed: finished.")
         await expect(each.get_by_role("status").filter(has_text="Hold once")).to_have_count(0)
-    # GetRun marks a run as seen. The menu counts runs in need of an operator after each notification.
-    assert {*calls} <= {"stream", "GetRun", "ListAttention"}
+    # GetRun marks a run as seen. The menu reads its two counts after each notification.
+    assert {*calls} <= {"stream", "GetRun", "ListAttention", "ListNotifications"}
     await expect(page.get_by_label("Your message")).to_have_value("half a sent")
 
 
