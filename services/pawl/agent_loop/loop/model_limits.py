@@ -29,7 +29,7 @@ Take: TypeAlias = Callable[[int, int | None], Awaitable[TokenBudget | None]]
 _RATE_SECONDS_MAX: Final = 60.0
 # How long to wait if model calls in progress have reserved the rest of a budget.
 _RESERVED_WAIT_SECONDS: Final = 2.0
-# Time after a model call's deadline until its reservation ends by itself.
+# Time after a model call's deadline until its reservation expires.
 _RESERVED_SECONDS: Final = 30.0
 _BUDGET: Final = wire.WIRE.struct(TokenBudget, agents_pb2.TokenBudget)
 
