@@ -18,7 +18,8 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
         TriggerPaused, FeatureOff, ModelNotAllowed, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged, Conflict
-      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
+      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, StorageFull,
+        SlowConsumer
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
       Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
@@ -416,6 +417,10 @@ class PastTooLong(ResourceExhausted):
 
 class TooManyJobs(ResourceExhausted):
     """The conversation already has ten open jobs. Stop one, or wait until one ends."""
+
+
+class StorageFull(ResourceExhausted):
+    """The store has reached its limit of stored bytes. Delete conversations, or ask for a higher limit."""
 
 
 class SlowConsumer(ResourceExhausted):
