@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import ModelTerms, TokenBudget, draft_name
+from pawl.agent_loop.agents.rules import ModelTerms, RateReached, TokenBudget, draft_name
 from pawl.agent_loop.loop.ports import Meter, ModelTiming, Randomness
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -95,7 +95,7 @@ class ModelCall:
         self,
         request: ModelRequest,
         random: Randomness,
-        take: Callable[[int, int | None], Awaitable[TokenBudget | None]] | None,
+        take: Callable[[int, int | None], Awaitable[TokenBudget | RateReached | None]] | None,
     ) -> ModelAnswer | ModelFailed:
         """Make the call unless the token budget or a limit that `take` returns prevents it.
 
