@@ -563,9 +563,9 @@ CREATE TABLE usage_hours (
     calls_failed bigint NOT NULL DEFAULT 0,  -- or with an unknown outcome
     calls_refused bigint NOT NULL DEFAULT 0,  -- rejected, cancelled or expired
     call_milliseconds bigint NOT NULL DEFAULT 0,  -- from start to end
-    PRIMARY KEY (store_id, agent_name, day, hour, user_id, tool_name, model, slot)
+    PRIMARY KEY (store_id, day, agent_name, hour, user_id, tool_name, model, slot)
 ) WITH (fillfactor = 50);
-CREATE INDEX usage_hours_of_store ON usage_hours (store_id, day);
+-- For merging the hours of old days, and for figures of all stores.
 CREATE INDEX usage_hours_fine ON usage_hours (day) WHERE hour >= 0;
 CREATE INDEX usage_hours_old ON usage_hours (day);
 
