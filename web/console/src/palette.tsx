@@ -100,10 +100,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
         autocomplete="off"
         placeholder="Find a page, conversation, run or agent"
         value={words}
-        onInput={(event) => {
-          setWords(event.currentTarget.value);
-          setAt(0);
-        }}
+        onInput={(event) => (setWords(event.currentTarget.value), setAt(0))}
         onKeyDown={moved}
       />
       <ul ref={list} id="hits" role="listbox" aria-label="Results">
