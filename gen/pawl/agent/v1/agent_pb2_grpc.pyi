@@ -71,6 +71,7 @@ class AgentServiceStub:
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
@@ -323,8 +324,8 @@ class AgentServiceStub:
     """
     WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
     """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-    arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-    it starts over with the complete list.
+    arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+    reconnect, the stream starts over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -355,6 +356,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
@@ -607,8 +609,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
     """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-    arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-    it starts over with the complete list.
+    arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+    reconnect, the stream starts over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -642,6 +644,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
@@ -1032,8 +1035,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
         """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-        arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-        it starts over with the complete list.
+        arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+        reconnect, the stream starts over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

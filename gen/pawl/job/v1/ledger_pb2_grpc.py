@@ -179,6 +179,7 @@ class LedgerServiceServicer(object):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
         """
@@ -195,6 +196,7 @@ class LedgerServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -230,8 +232,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-        have unread commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+        runs have unread commands. Idempotent.
 
         Errors: only the common ones.
         """
@@ -444,6 +446,7 @@ class LedgerServiceServicer(object):
         Errors:
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,6 +51,7 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
     """
@@ -63,6 +64,7 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -86,8 +88,8 @@ class LedgerServiceStub:
     - ABORTED / LEASE_LOST
     """
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]
-    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-    have unread commands. Idempotent.
+    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+    runs have unread commands. Idempotent.
 
     Errors: only the common ones.
     """
@@ -224,6 +226,7 @@ class LedgerServiceStub:
     Errors:
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     """
     ListEvents: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]
     """Lists a run's events after a seq, in order, limited to `events_max` and 1 MiB. A gap replaces deleted events.
@@ -252,6 +255,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
     """
@@ -264,6 +268,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -287,8 +292,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - ABORTED / LEASE_LOST
     """
     RenewLeases: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]  # type: ignore[assignment]
-    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-    have unread commands. Idempotent.
+    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+    runs have unread commands. Idempotent.
 
     Errors: only the common ones.
     """
@@ -425,6 +430,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors:
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     """
     ListEvents: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Lists a run's events after a seq, in order, limited to `events_max` and 1 MiB. A gap replaces deleted events.
@@ -456,6 +462,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
         """
@@ -474,6 +481,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -515,8 +523,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.RenewLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.RenewLeasesResponse, _abc.Awaitable[_ledger_pb2.RenewLeasesResponse]]:
-        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-        have unread commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+        runs have unread commands. Idempotent.
 
         Errors: only the common ones.
         """
@@ -767,6 +775,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         """
 
     @_abc_1.abstractmethod
