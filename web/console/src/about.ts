@@ -51,6 +51,6 @@ export function aboutOf({ runId = "", conversationId = "", workflow, job, goal, 
   return askedIn(conversationId, runId);
 }
 
-function values(value: unknown): string {
+export function values(value: unknown): string {
   return typeof value === "object" && value !== null ? Object.entries(value).map(([name, each]) => `${name} ${typeof each === "string" ? each : JSON.stringify(each)}`).join(", ") : "";
 }

@@ -1,17 +1,15 @@
 /** Settings: display, notifications, quiet hours and muted conversations of the user, and the settings of the store. */
 
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
-import { Head, Tabs } from "./design/parts";
+import { Fact, Head, Tabs } from "./design/parts";
 import { type Editing, useEditor } from "./editor";
 import { Checks, Options, Several, type Values } from "./fields";
 import { KINDS } from "./kinds";
 import { StoreSettings } from "./operate/store";
 import { useRead } from "./resource";
-import { Fact } from "./runs";
-import { ago, attempt, go, may, pawl, query, TIMES, times, who, word } from "./state";
+import { ago, attempt, go, may, pawl, query, times, who, word } from "./state";
 
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
@@ -23,7 +21,7 @@ export function Settings(): VNode {
   return (
     <section class={`page ${tab ? "" : "narrow"}`}>
       <Head title="Settings" />
-      <dl class="facts">
+      <dl class="facts inline">
         <Fact name="User" value={userId} />
         <Fact name="Store" value={storeId} />
         <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
@@ -36,7 +34,6 @@ export function Settings(): VNode {
 }
 
 function Preferences(): VNode {
-  const [muted, setMuted] = useState("");
   const [found, load] = useRead(async (): Promise<PreferencesJson> => (await pawl.preferences.getPreferences({})).preferences ?? {});
   const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), load()));
   const writes = may(UPDATE);
@@ -55,10 +52,10 @@ function Preferences(): VNode {
     <>
       <div class="panel">
         <h2>Display</h2>
-        <label>
+        <label class="row">
           Show times as
-          <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
-            <Options all={TIMES.map((each) => [each, each])} />
+          <select class="short" value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
+            <Options all={[["relative", "Relative (5 min ago)"], ["local", "Local time"], ["UTC", "UTC"]]} />
           </select>
         </label>
       </div>
@@ -80,7 +77,7 @@ function Preferences(): VNode {
           </div>
           <div class="panel">
           <h2>Muted conversations</h2>
-          {!found.mutes?.length && <p class="quiet">None. Mute one on the page of a notification, or here.</p>}
+          {!found.mutes?.length && <p class="quiet">None. Mute one in your notifications.</p>}
           {found.mutes?.map(({ conversationId = "", untilTime }) => (
             <p key={conversationId} class="row">
               <a href={`/c/${conversationId}`} class="cut">{conversationId}</a> {untilTime && `until ${ago(untilTime)}`}
@@ -88,12 +85,6 @@ function Preferences(): VNode {
               {writes && <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>Unmute</button>}
             </p>
           ))}
-          {writes && (
-            <form class="row" onSubmit={(event) => (event.preventDefault(), change(() => pawl.preferences.muteConversation({ mute: { conversationId: muted.trim() } })), setMuted(""))}>
-              <input aria-label="Conversation to mute" placeholder="conv_..." required value={muted} onInput={(event) => setMuted(event.currentTarget.value)} />
-              <button class="second">Mute</button>
-            </form>
-          )}
           </div>
         </>
       )}
