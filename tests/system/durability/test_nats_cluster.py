@@ -91,17 +91,23 @@ async def _replicas(jetstream: JetStreamContext, stream: str, count: int) -> boo
 
 
 async def _all_completed(jetstream: JetStreamContext, runs: Sequence[str]) -> bool:
-    """Return whether the stream contains the end of each run, and no event twice."""
+    """Return whether the stream contains the end of each run. False while the cluster elects a leader."""
+    try:
+        events = await _events(jetstream)
+    except (nats.errors.Error, TimeoutError):
+        return False
+    ids = Counter(event.event_id for event in events)
+    assert not [event_id for event_id, count in ids.items() if count > 1]
+    return {event.run_id for event in events if event.type == "run.completed"} >= set(runs)
+
+
+async def _events(jetstream: JetStreamContext) -> list[event_pb2.RunEvent]:
     consumer = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
-    ids: Counter[str] = Counter()
-    completed: set[str] = set()
+    events: list[event_pb2.RunEvent] = []
     try:
         while (await consumer.consumer_info()).num_pending:
-            for message in await consumer.fetch(100, timeout=30):
-                event = event_pb2.RunEvent.FromString(message.data)
-                ids[event.event_id] += 1
-                completed |= {event.run_id} if event.type == "run.completed" else set()
+            messages = await consumer.fetch(100, timeout=30)
+            events += [event_pb2.RunEvent.FromString(message.data) for message in messages]
     finally:
         await consumer.unsubscribe()
-    assert not [event_id for event_id, count in ids.items() if count > 1]
-    return completed >= set(runs)
+    return events

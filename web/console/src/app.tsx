@@ -15,7 +15,6 @@ import { visible } from "./visible";
 
 type Open = "" | "help" | "palette";
 
-/** Listens to the keys that work on every page. */
 function useKeys(onOpen: (open: Open) => void): void {
   useEffect(() => {
     let before = "";
@@ -64,9 +63,7 @@ export function App(): VNode {
   if (caller === null) return <Login />;
   return (
     <div class="frame" onClick={follow}>
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>
-        Skip to content
-      </a>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>Skip to content</a>
       <Navigation onFind={() => setOpen("palette")} onHelp={() => setOpen("help")} />
       <div class="notes">
         {!online.value && <p class="strip" role="status">Connection lost. Reconnecting automatically; runs continue.</p>}
@@ -156,9 +153,7 @@ function Nowhere(): VNode {
 }
 
 function Waiting(): VNode {
-  return (
-    <main class="login" aria-busy="true"><p class="quiet" role="status">{online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}</p></main>
-  );
+  return <main class="login" aria-busy="true"><p class="quiet" role="status">{online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}</p></main>;
 }
 
 function isTyping(target: EventTarget | null): boolean {

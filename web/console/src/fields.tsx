@@ -239,9 +239,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
       {all.map((item, index) => (
         <div key={index} class="rowset">
           {row(item, (to) => onAll(all.map((each, at) => (at === index ? to : each))), index + 1)}
-          <button type="button" class="second small" aria-label={`Remove row ${index + 1}`} onClick={() => onAll(all.filter((_, at) => at !== index))}>
-            Remove
-          </button>
+          <button type="button" class="second small" aria-label={`Remove row ${index + 1}`} onClick={() => onAll(all.filter((_, at) => at !== index))}>Remove</button>
         </div>
       ))}
       <p class="buttons"><button type="button" class="second small" onClick={() => onAll([...all, blank])}>{add}</button></p>
@@ -253,9 +251,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
 export function Choice({ name, all, value, onValue }: { name: string; all: readonly (readonly [string, ComponentChildren])[]; value: string; onValue: (value: string) => void }): VNode {
   return (
     <div class="choice" role="radiogroup" aria-label={name}>
-      {all.map(([each, label]) => (
-        <label key={each} class="row"><input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span></label>
-      ))}
+      {all.map(([each, label]) => <label key={each} class="row"><input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span></label>)}
     </div>
   );
 }

@@ -113,7 +113,6 @@ function orNull({ anyOf, ...schema }: Schema): Schema {
   return kind && anyOf.length === 2 && other?.type === "null" ? { ...schema, ...kind } : { ...schema, anyOf };
 }
 
-/** Returns the initial values of a form. */
 export function blank(schema: Schema | undefined): Record<string, unknown> {
   const initial = Object.entries(schema?.properties ?? {}).map(([name, each]) => [name, each.default ?? (each.type === "boolean" ? false : undefined)]);
   return Object.fromEntries(initial.filter(([, each]) => each !== undefined));

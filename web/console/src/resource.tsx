@@ -56,6 +56,7 @@ export interface Resource<T> {
   below?: (item: T) => ComponentChildren;
   entry?: (item: T, reload: () => void) => VNode; // Lists items as sentences instead of a table, under headings with the days of `at`.
   at?: (item: T) => string | undefined;
+  card?: (item: T, reload: () => void) => VNode;
   live?: true; // Polls the first page.
   title?: (item: T) => string; // Heading of an item instead of its ID and first column.
   watch?: (id: string, again: () => void) => () => void; // Calls `again` after each change of an item, which is then read again instead of polled. Returns a function that stops.
@@ -140,7 +141,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
     return () => clearInterval(timer);
   }, [key, isLong]);
   const all = of.actions ?? [];
-  const hasButtons = all.some(({ inRows, method }) => inRows && may(method));
+  const hasButtons = items?.some((item) => all.some(({ inRows, method, when }) => inRows && may(method) && (when?.(item) ?? true)));
   const [counts = {}] = useRead(async () => of.tabs?.counts?.(), [of.path]);
   const buttons: Column<T> = { name: "Actions", size: 150, num: true, priority: 1, of: (item) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
   const to = (item: T): string => `/${of.path}/${encodeURIComponent(of.id(item))}`;
@@ -174,14 +175,14 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
             <ol class="entries">{some.map((item) => <li key={of.id(item)}>{of.entry!(item, load)}</li>)}</ol>
           </section>
         ))}
-      {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
+      {of.card && items?.map((item) => of.card!(item, load))}
+      {!!items?.length && !of.entry && !of.card && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
       {next && <p class="buttons more"><button class="second" onClick={() => (setLong(true), load(next))}>Show more</button></p>}
       {items && of.after?.()}
     </section>
   );
 }
 
-/** An entry of a list of sentences: the sentence, what else it says, links and its time. */
 export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: string; to: string; name: string; isUnread?: boolean; said?: string; at: string | undefined; children?: ComponentChildren }): VNode {
   return (
     <>
@@ -198,7 +199,6 @@ export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: 
 
 const DAY_MS = 86_400_000;
 
-/** Returns the items by day, in their order. */
 function days<T>(items: T[], at: (item: T) => string | undefined = () => undefined): [string, T[]][] {
   const [today, yesterday] = [0, DAY_MS].map((back) => new Date(Date.now() - back).toDateString());
   const found = new Map<string, T[]>();
@@ -318,11 +318,7 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
       {some.map(({ name, label, options, load, labels = {}, date, on }) => {
         const value = values[name] ?? "";
         if (on)
-          return (
-            <label key={name} class="row">
-              <input type="checkbox" checked={!!value} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}
-            </label>
-          );
+          return <label key={name} class="row"><input type="checkbox" checked={!!value} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}</label>;
         if (!options && !date && !load) return <Words key={name} label={label} value={value} onValue={(to) => set(name, to)} />;
         return (
           <label key={name}>
@@ -354,7 +350,6 @@ function withFilter(path: string, values: Record<string, string>, name: string, 
   return `/${path}${next.size ? `?${next}` : ""}`;
 }
 
-/** A filter whose options are read. */
 function Loaded({ load, value, onValue }: { load: () => Promise<Option[]>; value: string; onValue: (value: string) => void }): VNode {
   const [all = []] = useRead(load);
   const options: Option[] = [["", "All"], ...all.filter(([name]) => name).map(([name]): Option => [name, name])];

@@ -4,16 +4,17 @@ import { type CallJson, emptyView, type GetRoundResponseJson, isEnded, requestId
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { Actions } from "./actions";
 import { Fields } from "./approval";
 import { Decided } from "./cards";
 import { fork } from "./conversations";
 import { Icon } from "./design/icons";
-import { Badge, Fact, Head, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
+import { Badge, Fact, Head, Menu, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
 import { time } from "./format";
 import { Json } from "./form";
 import { useRead } from "./resource";
-import { kindOf, State, tokens, Why } from "./runs";
+import { kindOf, nameOfRun, runs, State, tokens, Why } from "./runs";
 import { attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
 import { argumentsOf, entriesOf, inWords, read } from "./sentence";
@@ -31,43 +32,42 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   const [fault, setFault] = useState("");
   const [tab, setTab] = useState<Tab>(beside ? "calls" : "messages");
   const [round, setRound] = useState(0);
-  useEffect(
-    () =>
-      pawl.watchRun(
-        runId,
-        (now, fresh) => {
-          setView(now);
-          setEvents((all) => [...all, ...fresh]);
-          setTimeline((before) => lay(before, fresh));
-        },
-        (error) => setFault(error.message),
-      ),
-    [runId],
-  );
+  const [undoing, setUndoing] = useState(false);
+  const shown = (now: RunView, fresh: RunEventJson[]): void => {
+    setView(now);
+    setEvents((all) => [...all, ...fresh]);
+    setTimeline((before) => lay(before, fresh));
+  };
+  useEffect(() => pawl.watchRun(runId, shown, (error) => setFault(error.message)), [runId]);
   const { run } = view;
   const waiting = useWaiting(run);
   if (fault)
     return <Missing icon="runs" title="This run cannot be shown" fault={fault} to="/runs" name="runs" />;
   const calls = Object.values(view.calls);
-  const { text: asked, number = "" } = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message ?? {};
+  const { text: asked = "", number = "" } = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message ?? {};
   const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events ${events.length}`]];
   if (round) tabs.push(["request", `Request of round ${round}`]);
   return (
     <section class="page run">
-      <Head title={<>Run {runId.slice(-8)} <State run={run} /></>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
+      <Head title={<>{asked && !run.workflow ? visible(asked).slice(0, TITLE_SHOWN) : nameOfRun(run) || "Run"} {run.state && <State run={run} />}</>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
         {run.workflow && <a class="button" href={`/workflows/runs/${runId}`}><Icon name="workflows" /> Show the graph</a>}
         {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
+        {run.job && <a class="button" href={`/background/${runId}`}>Show the job</a>}
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
           <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>Stop</button>
         )}
         {asked && view.ended && !beside && !run.workflow && !run.parentRunId && may("agent.v1.ConversationService/ForkConversation") && (
           <button class="second" title="Edit the message in a copy of the conversation" onClick={() => void fork(run.conversationId ?? "", Number(number) - 1, asked)}>Run again with changes</button>
         )}
-        <button class="second" onClick={() => save(view, events)}><Icon name="download" /> Save as JSON</button>
-        {view.ended && !run.undo && <Undo runId={runId} />}
+        <Actions all={runs.actions ?? []} item={run} onDone={() => {}} />
+        <Menu name="More actions">
+          <button onClick={() => save(view, events)}>Save as JSON</button>
+          {view.ended && !run.undo && may("agent.v1.AgentService/UndoRun") && <button onClick={() => setUndoing(true)}>Preview undo</button>}
+        </Menu>
       </Head>
+      {undoing && <Undo runId={runId} onClose={() => setUndoing(false)} />}
       {!run.state && <Skeleton />}
-      {asked && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
+      {asked.length > TITLE_SHOWN && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={waiting ? { ...run, waiting } : run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
@@ -81,7 +81,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   );
 }
 
-/** Characters of the message that started the run. */
+const TITLE_SHOWN = 120;
 const ASKED_SHOWN = 600;
 
 function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; hasChildren: boolean }): VNode {
@@ -96,8 +96,8 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
       <Fact name="Rounds" value={run.round} />
       <Fact name="Tokens" value={tokens(run)} />
       <Fact name="User" value={run.userId} />
-      <Fact name="Conversation" value={!beside && run.conversationId && <a href={`/c/${run.conversationId}`}>{run.conversationId.slice(-8)}</a>} />
-      <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
+      <Fact name="Conversation" value={!beside && run.conversationId && <a href={`/c/${run.conversationId}`}>Open it</a>} />
+      <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>Open it</a>} />
       <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show child runs</a>} />
     </dl>
   );
@@ -114,7 +114,6 @@ const ROW = 32;
 const TIMELINE_HEIGHT = 13 * ROW;
 const ZOOM = 2;
 
-/** The timeline, with one row per round, call or wait. */
 function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onCall: () => void; onRound: (round: number) => void }): VNode | null {
   const [zoom, setZoom] = useState(1);
   const [shift, setShift] = useState(0);
@@ -178,7 +177,6 @@ function Calls({ calls }: { calls: CallJson[] }): VNode {
   );
 }
 
-/** A call with its input and output. */
 function Call({ call }: { call: CallJson }): VNode {
   const { toolName = "", state, startTime = "", endTime = "", attempt: tries = 1, result, childRunId } = call;
   const seconds = (Date.parse(endTime) - Date.parse(startTime)) / 1000;
@@ -193,7 +191,7 @@ function Call({ call }: { call: CallJson }): VNode {
       </header>
       <p class="quiet">
         Round {call.round ?? 0}
-        {childRunId && <>, in <a href={`/runs/${childRunId}`}>run {childRunId.slice(-8)}</a></>}
+        {childRunId && <>, in <a href={`/runs/${childRunId}`}>a run of its own</a></>}
       </p>
       <Decided call={call} />
       <div class="sides">
@@ -219,7 +217,6 @@ function Value({ value }: { value: unknown }): VNode {
   return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
 
-/** The exact request of a model call, and its answer. */
 function Request({ runId, round }: { runId: string; round: number }): VNode {
   const [found, setFound] = useState<GetRoundResponseJson | string>();
   useEffect(() => void pawl.agent.getRound({ runId, round }).then(setFound, (error: Error) => setFound(error.message)), []);
@@ -236,7 +233,6 @@ function Request({ runId, round }: { runId: string; round: number }): VNode {
   );
 }
 
-/** The content of an event, in words if possible. */
 function said(event: RunEventJson): string {
   const { runChanged, roundStarted, roundEnded, outputDelta, messageAdded, callChanged, toolProgress } = event;
   if (runChanged) return [runChanged.fromState, runChanged.run?.state].filter(Boolean).map(word).join(" → ");

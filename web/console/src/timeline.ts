@@ -37,7 +37,6 @@ const SETTLED = /_(SUCCEEDED|FAILED|REJECTED|EXPIRED|CANCELLED|DETACHED)$/;
 const ENDED = /_(COMPLETED|FAILED|CANCELLED|EXPIRED)$/;
 const WAITS = /_(AWAITING_APPROVAL|ASKED|OFFERED)$/;
 
-/** Returns the timeline after new events. */
 export function lay(before: Timeline, events: RunEventJson[]): Timeline {
   let { attempt, wait, hasRounds } = before;
   // A long run has thousands of bars, which are not copied for each event.

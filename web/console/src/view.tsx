@@ -69,7 +69,6 @@ function thought({ text, reasoningSeconds, done }: RoundView, busy: boolean): st
   return busy && !text && !done ? "Thinking" : "Thought";
 }
 
-/** A warning, retry or message, at its position in the log. */
 function noteView({ kind, text }: NoteView, key: number): VNode {
   const shown = visible(text);
   if (kind === "message") return <div key={key} class="mine">{shown}</div>;
