@@ -76,6 +76,6 @@ export function inPairs(text = ""): string {
   }
 }
 
-export function values(value: unknown): string {
+function values(value: unknown): string {
   return typeof value === "object" && value !== null && !Array.isArray(value) ? Object.entries(value).map(([name, each]) => `${name} ${typeof each === "string" ? each : JSON.stringify(each)}`).join(", ") : "";
 }

@@ -105,7 +105,6 @@ function Open<T>({ editing, fields, text, onText, onSave }: { editing: Editing<T
   const id = `fault-${editing.name.replaceAll(" ", "-")}`;
   const edited = (
     <form ref={form} class={`definition ${editing.dialog ? "" : "panel"}`} aria-label={editing.name} noValidate onSubmit={(event) => (event.preventDefault(), void save())}>
-      {!editing.dialog && <h2>{editing.name}</h2>}
       {isRaw || !value || !fields ? (
         <div class={editing.parse ? "field numbered" : "field"}>
           {editing.parse && <pre aria-hidden="true">{text.split("\n").map((_, line) => `${line + 1}\n`)}</pre>}

@@ -3,14 +3,14 @@
 import { type GoalAttemptJson, type GoalStatusJson, isEnded, requestId, type RunJson } from "@pawl/client";
 import type { VNode } from "preact";
 
-import { values } from "./about";
+import { inPairs } from "./about";
 import { CallCard } from "./cards";
 import { Chart } from "./chart";
 import { Fact } from "./design/parts";
 import { agentOptions, toolOptions } from "./editing/options";
 import type { FieldSpec, Values } from "./fields";
-import { cut, runLink, time } from "./format";
-import { parse, unpack } from "./json";
+import { cut, runLink, span, time } from "./format";
+import { unpack } from "./json";
 import { paged, type Resource } from "./resource";
 import { State, tokens, Why } from "./runs";
 import { ago, forPeople, go, pawl } from "./state";
@@ -20,17 +20,11 @@ const percent = (fraction: number | "NaN" | "Infinity" | "-Infinity" | undefined
 const used = (run: RunJson): string => (run.tokenBudget ? `${tokens(run) || 0} of ${Number(run.tokenBudget).toLocaleString()}` : tokens(run));
 const idOf = ({ run }: GoalStatusJson): string => run?.runId ?? "";
 
-/** What the last check found, in words, and when the next attempt starts. */
-function howFar({ jobProgress: progress, waiting }: RunJson): string {
-  const found = (progress?.message ?? "").replace(/^The check returned ({.*})\.$/, (all, json: string) => {
-    try {
-      return `The check found ${values(parse(json))}.`;
-    } catch {
-      return all;
-    }
-  });
-  return [visible(found), waiting?.reason === "WAIT_REASON_TIME" && waiting.deadlineTime && `Next attempt ${ago(waiting.deadlineTime)}.`].filter(Boolean).join(" ");
-}
+/** A check's message, with its JSON as words. */
+const inWords = (message = ""): string => visible(message.replace(/^The check returned ({.*})\.$/, (_, json: string) => `The check found ${inPairs(json)}.`));
+
+/** What the last check found, and when the next attempt starts. */
+const howFar = ({ jobProgress, waiting }: RunJson): string => [inWords(jobProgress?.message), waiting?.reason === "WAIT_REASON_TIME" && waiting.deadlineTime && `Next attempt ${ago(waiting.deadlineTime)}.`].filter(Boolean).join(" ");
 
 const isJudged = ({ criterion }: Values): boolean => !!criterion?.judge;
 const isMeasured = ({ criterion }: Values): boolean => !!criterion && "toolName" in criterion;
@@ -42,9 +36,7 @@ const RAISE: FieldSpec[] = [
 const FIELDS: FieldSpec[] = [
   { at: "aim", label: "Aim *", kind: "area", placeholder: "All links on the website work", hint: "The result that the agent must reach." },
   {
-    at: "criterion",
-    label: "Who decides that it is met?",
-    kind: "choice",
+    at: "criterion", label: "Who decides that it is met?", kind: "choice",
     blanks: { judge: { judge: { rubric: "" } }, toolName: { toolName: "", expression: "", argumentsJson: undefined } },
     options: [["judge", "A judge: a model reads each attempt and applies your rubric"], ["toolName", "A tool: it measures the result after each attempt"]],
   },
@@ -72,12 +64,11 @@ export const goals: Resource<GoalStatusJson> = {
   live: true,
   list: paged("goals", (page, filters) => pawl.goals.listGoals({ ...page, openOnly: !filters["all"] })),
   filters: [{ name: "all", label: "Include ended", on: true }],
-  id: idOf,
-  title: ({ run }) => (run?.goal?.aim ?? "").slice(0, 300),
+  id: idOf, title: ({ run }) => (run?.goal?.aim ?? "").slice(0, 300),
   get: async (runId) => (await pawl.goals.getGoal({ runId })).goal,
   watch: (runId, again) => pawl.watchRun(runId, again),
   columns: [
-    { name: "Aim", of: ({ run }) => cut(run?.goal?.aim), under: ({ run = {} }) => (run.failure ? <span class="fault">{cut(run.failure.message)}</span> : howFar(run)) },
+    { name: "Aim", icon: () => "goals", of: ({ run }) => cut(run?.goal?.aim), under: ({ run = {} }) => (run.failure ? <span class="fault">{cut(run.failure.message)}</span> : howFar(run)) },
     { name: "State", size: 120, priority: 1, of: ({ run = {} }) => <State run={run} /> },
     { name: "Progress", size: 150, priority: 1, listed: true, of: ({ run: { jobProgress: { fraction } = {} } = {} }) => fraction !== undefined && <span class="progress"><progress value={Number(fraction)} max={1} aria-label="Progress" /> <small>{percent(fraction)}%</small></span> },
     { name: "Attempts", size: 88, priority: 1, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
@@ -87,22 +78,15 @@ export const goals: Resource<GoalStatusJson> = {
   ],
   actions: [
     {
-      name: "Stop",
-      method: "agent.v1.AgentService/CancelRun",
+      name: "Stop", method: "agent.v1.AgentService/CancelRun",
       inRows: true,
-      when: ({ run = {} }) => !isEnded(run) && run.state !== "RUN_STATE_CANCELLING",
-      bad: true,
+      when: ({ run = {} }) => !isEnded(run) && run.state !== "RUN_STATE_CANCELLING", bad: true,
       run: (goal) => pawl.agent.cancelRun({ requestId: requestId(), runId: idOf(goal) }),
     },
   ],
   make: { name: "Start a goal", submit: "Start", method: "agent.v1.GoalService/StartGoal", value: () => ({ aim: "", criterion: { judge: { rubric: "" } }, attemptsMax: 10 }), save: start, fields: FIELDS },
   edit: {
-    name: "Raise limits",
-    submit: "Raise",
-    method: "agent.v1.GoalService/RaiseGoal",
-    when: ({ run = {} }) => !isEnded(run),
-    value: () => ({}),
-    fields: RAISE,
+    name: "Raise limits", submit: "Raise", method: "agent.v1.GoalService/RaiseGoal", when: ({ run = {} }) => !isEnded(run), value: () => ({}), fields: RAISE,
     save: ({ tokens = 0, ...raised }, goal) => pawl.goals.raiseGoal({ requestId: requestId(), runId: idOf(goal), ...raised, tokens: String(tokens) }),
   },
   below: (goal) => <Goal key={idOf(goal)} goal={goal} />,
@@ -122,13 +106,13 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
         <Fact name="Run" value={runLink(run.runId)} />
         <Fact name="Deadline" value={time(goal.deadlineTime)} />
         <Fact name="Tool" value={visible(toolName ?? "")} />
-        <Fact name="Arguments" value={argumentsJson && visible(JSON.stringify(unpack({ argumentsJson }).argumentsJson))} />
+        <Fact name="Arguments" value={argumentsJson && visible(inPairs(JSON.stringify(unpack({ argumentsJson }).argumentsJson)))} />
         <Fact name="Expression" value={visible(expression ?? "")} />
         <Fact name="Judge" value={judge && (judge.agent || "the agent of the attempts")} />
         <Fact name="Rubric" value={visible(judge?.rubric ?? "")} />
         <Fact name="Agent of the attempts" value={goal.attemptsBy?.agent} />
         <Fact name="Tools of the attempts" value={visible((goal.attemptsBy?.toolNames ?? []).join(", "))} />
-        <Fact name="Wait between attempts" value={!!goal.waitSeconds && `${goal.waitSeconds} s`} />
+        <Fact name="Wait between attempts" value={!!goal.waitSeconds && span(Number(goal.waitSeconds))} />
       </dl>
       {outputText && (
         <>
@@ -147,14 +131,14 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
 function Attempt({ attempt: { number, runId = "", startTime, endTime, met, progress, answer, reason, citedCallIds = [] } }: { attempt: GoalAttemptJson }): VNode {
   return (
     <article class={`card ${met ? "good" : endTime ? "" : "wait"}`} aria-label={`Attempt ${number}`} data-item tabIndex={-1}>
-      <header>
+      <header class="row">
         <strong>Attempt {number}</strong>
         <span class="state">{!endTime ? "running" : met ? "met" : progress === undefined ? "fell short" : `fell short at ${percent(progress)}%`}</span>
         <span class="quiet">{time(startTime)}</span>
-        {runId && <a href={`/runs/${runId}`}>Run {runId.slice(-8)}</a>}
+        {runId && <a href={`/runs/${runId}`}>Open its run</a>}
       </header>
       {answer && <p>Tried: {visible(answer)}</p>}
-      {reason && <p>{met ? "Met" : "Fell short"}: {visible(reason)}</p>}
+      {reason && <p>{met ? "Met" : "Fell short"}: {inWords(reason)}</p>}
       {!!citedCallIds.length && <p class="quiet">The judge cites {citedCallIds.map(visible).join(", ")}.</p>}
     </article>
   );

@@ -19,13 +19,13 @@ import type { Schema } from "./form";
 import { cut, plain, runLink, sentence, short, span, time } from "./format";
 import { goals } from "./goals";
 import { unpack } from "./json";
-import { KINDS } from "./kinds";
+import KINDS from "./kinds.json";
 import { attention } from "./operate/attention";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
 import { Below, paged, type Resource, useRead } from "./resource";
 import { runs, State } from "./runs";
-import { argumentsOf, entriesOf, objectOf, title } from "./sentence";
+import { argumentsOf, entriesOf, iconOf, objectOf, title } from "./sentence";
 import { ago, attempt, lasted, may, pawl, titleOf } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
@@ -65,7 +65,7 @@ const tools: Resource<ToolJson> = {
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
   about: ({ definition }) => definition?.description,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
+    { name: "Name", icon: ({ definition }) => iconOf(definition?.name), of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
     { name: "Approval", size: 120, priority: 1, of: ({ definition }) => <Care category={definition?.category} /> },
     { name: "Effect", size: 150, priority: 2, of: ({ definition: { effectClass = "" } = {} }) => <span title={EFFECTS[effectClass]?.[1]}>{EFFECTS[effectClass]?.[0]}</span> },
     { name: "Source", size: 130, priority: 1, num: true, of: sourceOf },
@@ -184,7 +184,7 @@ const jobs: Resource<BackgroundJobJson> = {
 /** In a change, the kinds are a message of their own. */
 function KindPicker({ value: { kinds, ...rest }, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
   const isList = Array.isArray(kinds);
-  return <Checks all={KINDS} chosen={isList ? kinds : kinds?.kinds} onChosen={(chosen) => onValue({ ...rest, kinds: isList ? chosen : { kinds: chosen } })} />;
+  return <Checks all={Object.entries(KINDS)} chosen={isList ? kinds : kinds?.kinds} onChosen={(chosen) => onValue({ ...rest, kinds: isList ? chosen : { kinds: chosen } })} />;
 }
 
 const CHANNEL: FieldSpec[] = [
@@ -213,15 +213,14 @@ const channels: Resource<ChannelJson> = {
   declared: ({ name }) => ["channel", name ?? ""],
   empty: "No channels. Create one to receive notifications by webhook or e-mail.",
   list: async () => ({ items: (await pawl.channels.listChannels({})).channels ?? [] }),
-  id: ({ channelId }) => channelId ?? "",
-  title: ({ name, url = "" }) => name || url,
+  id: ({ channelId }) => channelId ?? "", title: ({ name, url = "" }) => name || url,
   firsts: [
     ["Webhook", "Each notification is sent to a URL with a signature.", { name: "", url: "https://", kinds: [], enabled: true }],
     ["E-mail", "Notifications arrive in your mailbox, after you confirm the address.", { name: "", url: "mailto:", kinds: [], enabled: true }],
   ],
   get: async (channelId) => (await pawl.channels.getChannel({ channelId })).channel,
   columns: [
-    { name: "Name", of: ({ name, channelId }) => name || channelId, under: ({ url }) => cut(url) },
+    { name: "Name", icon: ({ url }) => (url?.startsWith("mailto:") ? "mail" : "channels"), of: ({ name, channelId }) => name || channelId, under: ({ url }) => cut(url) },
     { name: "Address", detailed: true, of: ({ url }) => cut(url) },
     { name: "Sends", priority: 2, of: ({ kinds = [] }) => cut(kinds.map((kind) => sentence(short(kind, "NOTIFICATION_KIND_"))).join(", ") || "All kinds") },
     { name: "State", size: 130, priority: 1, of: ({ enabled, failingSinceTime }) => <Badge tone={!enabled ? "grey" : failingSinceTime ? "bad" : "ok"}>{!enabled ? "off" : failingSinceTime ? "failing" : "on"}</Badge> },
@@ -230,23 +229,17 @@ const channels: Resource<ChannelJson> = {
     { name: "Last delivery", size: 200, priority: 1, listed: true, of: ({ channelId = "" }) => <LastDelivery channelId={channelId} /> },
   ],
   make: {
-    name: "New channel",
-    method: "notify.v1.ChannelService/CreateChannel",
-    value: () => ({ name: "", url: "https://", kinds: [], enabled: true }),
-    fields: CHANNEL,
+    name: "New channel", method: "notify.v1.ChannelService/CreateChannel", value: () => ({ name: "", url: "https://", kinds: [], enabled: true }), fields: CHANNEL,
     save: async (channel) => secret((await pawl.channels.createChannel({ requestId: requestId(), channel })).secret),
   },
   edit: {
-    name: "Edit channel",
-    method: "notify.v1.ChannelService/UpdateChannel",
-    value: ({ name, url, kinds = [], enabled = false, afterSeconds = 0 }) => ({ name, url, kinds: { kinds }, enabled, afterSeconds }),
-    fields: CHANNEL,
+    name: "Edit channel", method: "notify.v1.ChannelService/UpdateChannel",
+    value: ({ name, url, kinds = [], enabled = false, afterSeconds = 0 }) => ({ name, url, kinds: { kinds }, enabled, afterSeconds }), fields: CHANNEL,
     save: async (change, { channelId = "" }) => void (await pawl.channels.updateChannel({ ...change, channelId })),
   },
   actions: [
     {
-      name: "Test",
-      method: "notify.v1.ChannelService/TestChannel",
+      name: "Test", method: "notify.v1.ChannelService/TestChannel",
       run: async ({ channelId = "" }) => {
         const { delivery } = await pawl.channels.testChannel({ channelId });
         return `Test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
@@ -312,20 +305,16 @@ const documents: Resource<DocumentJson> = {
     return { items: all.filter(({ name = "" }) => name.toLowerCase().includes(words.toLowerCase())), next: nextPageToken };
   },
   filters: [{ name: "words", label: "Search" }],
-  id: keyOf,
-  title: ({ name = "" }) => name,
+  id: keyOf, title: ({ name = "" }) => name,
   above: (reload) => <Upload onDone={reload} />,
   columns: [
-    { name: "Name", of: ({ name }) => name, under: (each) => <Start of={each} /> },
+    { name: "Name", icon: () => "documents", of: ({ name }) => name, under: (each) => <Start of={each} /> },
     { name: "For", size: 110, priority: 1, of: (each) => (isOfStore(each) ? "Everyone" : <span class="quiet">You</span>) },
     { name: "Size", size: 90, num: true, priority: 2, of: sizeOf },
     { name: "Changed", size: 120, priority: 1, num: true, of: ({ updateTime }) => time(updateTime) },
   ],
   make: {
-    name: "New document",
-    method: PUT,
-    plain: true,
-    value: () => ({ name: "", text: "", owner: "DOCUMENT_OWNER_USER" }),
+    name: "New document", method: PUT, plain: true, value: () => ({ name: "", text: "", owner: "DOCUMENT_OWNER_USER" }),
     fields: [
       { at: "name", label: "Name", half: true, placeholder: "refund-policy.md", hint: "An existing document with this name is replaced." },
       { at: "owner", label: "Who can read it", kind: "select", half: true, options: [["DOCUMENT_OWNER_USER", "Only you and your agents"], ["DOCUMENT_OWNER_STORE", "Everyone in the store (needs the role admin)"]] },

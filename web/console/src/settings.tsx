@@ -6,7 +6,7 @@ import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
 import { Fact, Head, Tabs } from "./design/parts";
 import { type Editing, useEditor } from "./editor";
 import { Checks, Options, Several, type Values } from "./fields";
-import { KINDS } from "./kinds";
+import KINDS from "./kinds.json";
 import { StoreSettings } from "./operate/store";
 import { useRead } from "./resource";
 import { ago, attempt, go, may, pawl, query, times, who, word } from "./state";
@@ -38,8 +38,7 @@ function Preferences(): VNode {
   const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), load()));
   const writes = may(UPDATE);
   const quiet: Editing<PreferencesJson> = {
-    name: "Edit quiet hours",
-    method: UPDATE,
+    name: "Edit quiet hours", method: UPDATE,
     value: ({ quiet: now }) => now?.hours?.length ? now : { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
     fields: [
       { at: "hours", label: "Hours", kind: "own", view: (props) => <Hours {...props} /> },
@@ -63,7 +62,7 @@ function Preferences(): VNode {
         <>
           <fieldset class="panel" disabled={!writes}>
             <h2>Notify me when</h2>
-            <Checks all={KINDS} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
+            <Checks all={Object.entries(KINDS)} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
             <p class="quiet">They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.</p>
           </fieldset>
           <div class="panel">

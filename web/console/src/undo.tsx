@@ -19,6 +19,10 @@ const UNDO: Column<CallUndoJson>[] = [
 export function Undo({ runId, onClose }: { runId: string; onClose: () => void }): VNode {
   const [calls] = useRead(async () => (await pawl.agent.previewUndo({ runId })).calls ?? []);
   const does = calls?.some(({ state }) => state === "UNDO_STATE_TO_UNDO");
+  const undo = async (): Promise<void> => {
+    const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
+    if (run?.runId) go(`/runs/${run.runId}`);
+  };
   return (
     <div class="panel">
       <h2>Undo</h2>
@@ -26,19 +30,7 @@ export function Undo({ runId, onClose }: { runId: string; onClose: () => void })
       {!calls && <Skeleton lines={2} />}
       {calls && !does && <p class="quiet">There is nothing to undo.</p>}
       <p class="buttons">
-        {does && (
-          <button
-            class="bad"
-            onClick={() =>
-              void attempt(async () => {
-                const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
-                if (run?.runId) go(`/runs/${run.runId}`);
-              })
-            }
-          >
-            Undo now
-          </button>
-        )}
+        {does && <button class="bad" onClick={() => void attempt(undo)}>Undo now</button>}
         <button class="second" onClick={onClose}>Cancel</button>
       </p>
     </div>

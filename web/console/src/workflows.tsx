@@ -41,8 +41,7 @@ function written(definition: unknown): unknown {
 }
 
 const editing = {
-  method: SAVE,
-  plain: true,
+  method: SAVE, plain: true,
   parse: read,
   beside: (value, text) => <Check definition={value} text={text} />,
   save: async (definition) => {
@@ -121,7 +120,7 @@ export const workflows: Resource<WorkflowVersionJson> = {
   get: async (name) => (await loadYaml(), (await pawl.workflows.getWorkflow({ name })).workflow),
   about: ({ description }) => description,
   columns: [
-    { name: "Name", of: ({ name }) => name, under: ({ description }) => cut(description) },
+    { name: "Name", icon: () => "workflows", of: ({ name }) => name, under: ({ description }) => cut(description) },
     { name: "Steps", size: 200, priority: 2, listed: true, of: (each) => <Shape name={each.name ?? ""} version={each.version ?? 0} /> },
     { name: "Last runs", size: 190, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
     { name: "Version", size: 80, priority: 3, of: ({ version }) => `v${version}` },
@@ -133,13 +132,8 @@ export const workflows: Resource<WorkflowVersionJson> = {
   make: { ...editing, name: "New workflow", value: () => TEMPLATE },
   edit: { ...editing, name: "Edit workflow", value: ({ definitionJson }) => written(unpack({ definitionJson }).definitionJson) },
   start: {
-    name: "Start",
-    submit: "Start run",
-    dialog: ({ name, version }) => `Start ${name}, version ${version}`,
-    method: "agent.v1.WorkflowService/StartWorkflow",
-    plain: true,
-    value: (each) => blank(inputOf(each)),
-    fields: (each) => fieldsOf(inputOf(each), {}),
+    name: "Start", submit: "Start run", dialog: ({ name, version }) => `Start ${name}, version ${version}`, method: "agent.v1.WorkflowService/StartWorkflow", plain: true,
+    value: (each) => blank(inputOf(each)), fields: (each) => fieldsOf(inputOf(each), {}),
     save: async (input, { name = "", version = 0 }) => {
       const { run } = await pawl.workflows.startWorkflow({ requestId: requestId(), name, version, inputJson: encode(input) });
       go(`/workflows/runs/${run?.runId}`);

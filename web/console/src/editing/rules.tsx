@@ -16,13 +16,8 @@ import { agentOptions, toolOptions } from "./options";
 
 const EFFECTS: Record<string, Tone> = { RULE_EFFECT_ALLOW: "ok", RULE_EFFECT_ASK: "warn", RULE_EFFECT_DENY: "bad" };
 const isAllow = ({ effect }: Values): boolean => effect === "RULE_EFFECT_ALLOW";
-const SCOPES: Option[] = [
-  ["RULE_SCOPE_USER", "All of my runs"],
-  ["RULE_SCOPE_AGENT", "All runs of one agent"],
-  ["RULE_SCOPE_CONVERSATION", "One conversation"],
-  ["RULE_SCOPE_RUN", "One run"],
-  ["RULE_SCOPE_STORE", "All runs of the store"],
-];
+const SCOPE_NAMES = { USER: "All of my runs", AGENT: "All runs of one agent", CONVERSATION: "One conversation", RUN: "One run", STORE: "All runs of the store" };
+const SCOPES = Object.entries(SCOPE_NAMES).map(([name, text]): Option => [`RULE_SCOPE_${name}`, text]);
 
 /** Patterns of arguments, as rows: argument, comparison, value. */
 function Patterns({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
@@ -97,8 +92,7 @@ export const rules: Resource<RuleJson> = {
     ["Deny", "Calls are refused.", { effect: "RULE_EFFECT_DENY", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }],
   ],
   after: () => <Defaults />,
-  id: ({ ruleId }) => ruleId ?? "",
-  title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
+  id: ({ ruleId }) => ruleId ?? "", title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
   about: ({ reason }) => reason,
   columns: [
     { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName === "*" ? "all tools" : toolName}</>, under: (rule) => cut(onlyOf(rule) || rule.reason) },
@@ -110,9 +104,7 @@ export const rules: Resource<RuleJson> = {
     { name: "Made", detailed: true, of: ({ createTime }) => time(createTime) },
   ],
   make: {
-    name: "New rule",
-    method: "tool.v1.RuleService/CreateRule",
-    value: () => ({ effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }),
+    name: "New rule", method: "tool.v1.RuleService/CreateRule", value: () => ({ effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }),
     save: async (rule) => void (await pawl.rules.createRule({ requestId: requestId(), rule })),
     fields: FIELDS,
   },

@@ -15,11 +15,7 @@ import { ago, pawl, word } from "../state";
 import { visible } from "../visible";
 import { agentOptions, workflowOptions } from "./options";
 
-interface Paused {
-  pauseTime?: string;
-  pauseNote?: string;
-  selfPaused?: boolean;
-}
+type Paused = Pick<ScheduleJson, "pauseTime" | "pauseNote" | "selfPaused">;
 
 export const paused = ({ pauseTime }: Paused): VNode => <Badge tone={pauseTime ? "grey" : "ok"}>{pauseTime ? "paused" : "active"}</Badge>;
 
@@ -67,13 +63,8 @@ export function Last({ read }: { read: () => Promise<ScheduleFireJson[] | undefi
   return <><Came of={fire} /> <small class="quiet">{time(fire.dueTime)}</small></>;
 }
 
-export const OVERLAPS: Option[] = [
-  ["", "The default"],
-  ["SCHEDULE_OVERLAP_SKIP", "Skip the new run"],
-  ["SCHEDULE_OVERLAP_QUEUE", "Wait, then start the new run"],
-  ["SCHEDULE_OVERLAP_ALLOW", "Run both at the same time"],
-  ["SCHEDULE_OVERLAP_CANCEL", "Stop the previous run"],
-];
+const OVERLAP_NAMES = { SKIP: "Skip the new run", QUEUE: "Wait, then start the new run", ALLOW: "Run both at the same time", CANCEL: "Stop the previous run" };
+export const OVERLAPS: Option[] = [["", "The default"], ...Object.entries(OVERLAP_NAMES).map(([name, text]): Option => [`SCHEDULE_OVERLAP_${name}`, text])];
 
 /** Fields for the run that a firing starts. */
 export const STARTS: FieldSpec[] = [
@@ -97,7 +88,7 @@ function wordsOf({ cron = "", intervalSeconds = 0 }: Values, cronText = ""): str
     case "daily": return `Every day ${at}`;
     case "weekdays": return `Weekdays ${at}`;
     case "weekly": return `${DAYS[Number(weekday) % 7]}s ${at}`;
-    case "monthly": return `On day ${day} of each month ${at}`;
+    case "monthly": return `Monthly on day ${day} ${at}`;
     default: return cronText || cron;
   }
 }
@@ -224,7 +215,7 @@ export const schedules: Resource<ScheduleJson> = {
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   about: ({ definition: { text, workflow } = {} }) => (workflow ? undefined : text),
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => <Starts of={definition} /> },
+    { name: "Name", icon: () => "schedules", of: ({ definition }) => definition?.name, under: ({ definition }) => <Starts of={definition} /> },
     { name: "When", size: 230, priority: 2, of: ({ definition = {}, cronText }) => wordsOf(definition, cronText), under: ({ definition }) => definition?.cron && zoneOf(definition) },
     { name: "Time zone", detailed: true, of: ({ definition }) => definition?.cron && zoneOf(definition) },
     { name: "State", size: 92, priority: 1, of: paused },
@@ -234,23 +225,19 @@ export const schedules: Resource<ScheduleJson> = {
     { name: "Failures in a row", detailed: true, of: ({ failures }) => failures },
   ],
   make: {
-    name: "New schedule",
-    method: "agent.v1.ScheduleService/CreateSchedule",
+    name: "New schedule", method: "agent.v1.ScheduleService/CreateSchedule",
     value: () => ({ name: "", text: "", cron: "0 9 * * 1-5", timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone }),
     save: async (definition) => void (await pawl.schedules.createSchedule({ definition: cleaned(definition) })),
     fields: [NAME, ...FIELDS],
   },
   edit: {
-    name: "Edit schedule",
-    method: "agent.v1.ScheduleService/UpdateSchedule",
-    value: ({ definition }) => definition,
+    name: "Edit schedule", method: "agent.v1.ScheduleService/UpdateSchedule", value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.schedules.updateSchedule({ definition: cleaned(definition) })),
     fields: FIELDS,
   },
   actions: [
     {
-      name: "Run now",
-      method: "agent.v1.ScheduleService/TriggerSchedule",
+      name: "Run now", method: "agent.v1.ScheduleService/TriggerSchedule",
       run: async ({ definition }) => {
         const { fire } = await pawl.schedules.triggerSchedule({ name: definition?.name ?? "", requestId: requestId() });
         return `Outcome: ${short(fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}.`;

@@ -21,9 +21,7 @@ const placeOf = ({ mcpHttp, mcpStdio, openApi, httpEndpoint }: NonNullable<Sourc
 const STATES: Record<string, Tone> = { SOURCE_STATE_READY: "ok", SOURCE_STATE_CHANGED: "warn", SOURCE_STATE_UNREACHABLE: "bad" };
 
 const KIND: FieldSpec = {
-  at: "",
-  label: "Kind",
-  kind: "choice",
+  at: "", label: "Kind", kind: "choice",
   blanks: Object.fromEntries(KINDS.map((kind) => [kind, { [kind]: BLANK[kind] }])),
   options: [
     ["mcpHttp", "An MCP server with a URL"],
@@ -84,7 +82,7 @@ export const sources: Resource<SourceJson> = {
   list: paged("sources", () => pawl.sources.listSources({})),
   id: ({ config }) => config?.name ?? "",
   columns: [
-    { name: "Name", of: ({ config }) => config?.name, under: ({ config = {}, problem }) => (problem ? <span class="fault">{cut(problem)}</span> : cut(placeOf(config))) },
+    { name: "Name", icon: () => "sources", of: ({ config }) => config?.name, under: ({ config = {}, problem }) => (problem ? <span class="fault">{cut(problem)}</span> : cut(placeOf(config))) },
     { name: "Kind", size: 140, priority: 2, of: ({ config }) => NAMES[kindOf(config ?? {})] },
     { name: "State", size: 130, priority: 1, of: ({ state = "" }) => <Badge tone={STATES[state] ?? "grey"}>{short(state, "SOURCE_STATE_")}</Badge> },
     { name: "Tools", size: 90, priority: 1, num: true, of: ({ tools = [] }) => `${tools.length} ${tools.length === 1 ? "tool" : "tools"}` },
@@ -92,17 +90,14 @@ export const sources: Resource<SourceJson> = {
     { name: "Saved", size: 110, priority: 3, num: true, of: ({ createTime }) => time(createTime) },
   ],
   make: {
-    name: "New source",
-    method: "tool.v1.SourceService/AddSource",
-    value: () => ({ name: "", mcpHttp: BLANK["mcpHttp"] }),
+    name: "New source", method: "tool.v1.SourceService/AddSource", value: () => ({ name: "", mcpHttp: BLANK["mcpHttp"] }),
     save: (config) => add(config, false),
     fields: [{ at: "name", label: "Name", hint: "Lower-case letters, digits, - and _. Its tools are called name.tool." }, ...FIELDS],
   },
   edit: { name: "Edit source", method: "tool.v1.SourceService/AddSource", value: ({ config }) => config, save: (config) => add(config, true), fields: FIELDS },
   actions: [
     {
-      name: "Check",
-      method: "tool.v1.SourceService/CheckSource",
+      name: "Check", method: "tool.v1.SourceService/CheckSource",
       run: async ({ config }) => {
         const { changes = [] } = await pawl.sources.checkSource({ name: config?.name ?? "" });
         return changes.length ? `Changed: ${changes.map(({ toolName }) => toolName).join(", ")}` : "No changes since approval.";

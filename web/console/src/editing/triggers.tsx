@@ -17,18 +17,14 @@ const isMailbox = ({ mailbox }: Values): boolean => !!mailbox;
 const isWebhook = ({ mailbox }: Values): boolean => !mailbox;
 
 const SOURCE: FieldSpec = {
-  at: "",
-  label: "Source",
-  kind: "choice",
+  at: "", label: "Source", kind: "choice",
   blanks: { webhook: { webhook: { authentication: SIGNATURE } }, mailbox: { mailbox: { host: "", username: "", passwordSecret: "" } } },
   options: [["webhook", "A webhook: each request to an address starts a run"], ["mailbox", "A mailbox: each new e-mail starts a run (needs the role admin)"]],
 };
 
 const FIELDS: FieldSpec[] = [
   {
-    at: "webhook.authentication",
-    label: "How the sender authenticates",
-    kind: "select",
+    at: "webhook.authentication", label: "How the sender authenticates", kind: "select",
     options: [[SIGNATURE, "It signs each request (Standard Webhooks)"], ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"]],
     when: isWebhook,
   },
@@ -49,7 +45,11 @@ const FIELDS: FieldSpec[] = [
   { at: "mailbox.pollSeconds", label: "Poll every (seconds)", kind: "number", more: true, half: true, placeholder: "60", when: isMailbox },
 ];
 
-export function secret(text: string | undefined): string {
+/** Secrets that this page has shown, by trigger, so that a test event needs none. */
+const secrets: Record<string, string> = {};
+
+export function secret(text: string | undefined, name = ""): string {
+  secrets[name] = text ?? "";
   return text ? `Secret (shown only once): ${text}` : "Saved.";
 }
 
@@ -100,7 +100,7 @@ export const triggers: Resource<TriggerJson> = {
   get: async (name) => (await pawl.triggers.getTrigger({ name })).trigger,
   about: ({ definition: { text, workflow } = {} }) => (workflow ? undefined : text),
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => <Starts of={definition} /> },
+    { name: "Name", icon: ({ definition }) => (definition?.mailbox ? "mail" : "triggers"), of: ({ definition }) => definition?.name, under: ({ definition }) => <Starts of={definition} /> },
     { name: "Source", size: 200, priority: 2, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
     { name: "State", size: 150, priority: 1, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable</Badge> : paused(each)), under: ({ unreachableReason }) => cut(unreachableReason) },
     { name: "Last event", size: 190, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <Last read={async () => (await pawl.triggers.getTrigger({ name })).trigger?.fires ?? []} /> },
@@ -109,37 +109,25 @@ export const triggers: Resource<TriggerJson> = {
     { name: "Failures in a row", detailed: true, of: ({ failures }) => failures },
   ],
   make: {
-    name: "New trigger",
-    method: "agent.v1.TriggerService/CreateTrigger",
-    value: () => ({ name: "", text: "{{event}}", webhook: { authentication: SIGNATURE } }),
-    save: async (definition) => secret((await pawl.triggers.createTrigger({ definition: cleaned(definition) })).secret),
+    name: "New trigger", method: "agent.v1.TriggerService/CreateTrigger", value: () => ({ name: "", text: "{{event}}", webhook: { authentication: SIGNATURE } }),
+    save: async (definition) => secret((await pawl.triggers.createTrigger({ definition: cleaned(definition) })).secret, definition.name),
     fields: [{ at: "name", label: "Name", hint: "Letters, digits, - and _." }, SOURCE, ...FIELDS],
   },
   edit: {
-    name: "Edit trigger",
-    method: "agent.v1.TriggerService/UpdateTrigger",
-    value: ({ definition }) => definition,
+    name: "Edit trigger", method: "agent.v1.TriggerService/UpdateTrigger", value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.triggers.updateTrigger({ definition: cleaned(definition) })),
     fields: FIELDS,
   },
   start: {
-    name: "Send a test event",
-    submit: "Send",
-    method: "agent.v1.TriggerService/UpdateTrigger",
-    when: ({ definition }) => !!definition?.webhook,
-    plain: true,
-    dialog: ({ definition }) => `Send a test event to ${definition?.name}`,
-    value: () => ({ secret: "", body: TEST }),
-    fields: [{ at: "secret", label: "Secret", hint: "Shown when the trigger was created. Rotate it if you no longer have it." }, { at: "body", label: "Body", kind: "area", keeps: true }],
+    name: "Send a test event", submit: "Send", method: "agent.v1.TriggerService/UpdateTrigger", when: ({ definition }) => !!definition?.webhook, plain: true,
+    dialog: ({ definition }) => `Send a test event to ${definition?.name}`, value: ({ definition }) => ({ secret: secrets[definition?.name ?? ""] ?? "", body: TEST }),
+    fields: [{ at: "secret", label: "Secret", hint: "Shown when the trigger was created. Rotate it if you no longer have it." }, { at: "body", label: "Body", kind: "area", keeps: true, hint: "It starts a real run." }],
     save: (event, trigger) => send(trigger, event),
   },
   actions: [
     {
-      name: "Rotate secret",
-      method: "agent.v1.TriggerService/RotateTriggerSecret",
-      when: ({ definition }) => !!definition?.webhook,
-      bad: true,
-      run: async ({ definition }) => secret((await pawl.triggers.rotateTriggerSecret({ name: definition?.name ?? "" })).secret),
+      name: "Rotate secret", method: "agent.v1.TriggerService/RotateTriggerSecret", when: ({ definition }) => !!definition?.webhook, bad: true, more: true,
+      run: async ({ definition: { name = "" } = {} }) => secret((await pawl.triggers.rotateTriggerSecret({ name })).secret, name),
     },
     ...lifeOf<TriggerJson>("Trigger", pawl.triggers.pauseTrigger, pawl.triggers.resumeTrigger, pawl.triggers.deleteTrigger),
   ],

@@ -40,11 +40,17 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
 const kindOf = ({ kind }: AuditEntryJson): string => (kind ?? "").replace("AUDIT_KIND_", "");
 const exact = (at: string | undefined): VNode => <time title={at}>{at && new Date(at).toLocaleTimeString(undefined, { hourCycle: "h23" })}</time>;
 
-/** The entries of each call together, in the order of their newest ones. Entries of rules stay alone. */
+/** The entries of each call together. Calls of a tool in a run that follow each other are one. Entries of rules stay alone. */
 function byCall(entries: AuditEntryJson[]): AuditEntryJson[][] {
   const calls = new Map<string, AuditEntryJson[]>();
   for (const entry of entries) calls.set(entry.callId || `${entry.seq}`, [...(calls.get(entry.callId || `${entry.seq}`) ?? []), entry]);
-  return [...calls.values()];
+  const groups: AuditEntryJson[][] = [];
+  for (const call of calls.values()) {
+    const [last, first] = [groups.at(-1)?.[0], call[0]];
+    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName) groups.at(-1)!.push(...call);
+    else groups.push(call);
+  }
+  return groups;
 }
 
 /** What came of a call: its result, or how far it is. */
@@ -63,11 +69,12 @@ function outcomeOf(entries: AuditEntryJson[]): [Tone, string] {
 function Call({ entries }: { entries: AuditEntryJson[] }): VNode {
   const [newest = {}] = entries;
   const [tone, outcome] = outcomeOf(entries);
+  const calls = new Set(entries.map(({ callId }) => callId)).size;
   return (
     <details class="folded">
       <summary data-item>
         <span class="quiet stamp">{exact(newest.time)}</span>
-        <strong class="cut">{visible(newest.toolName ?? "")}</strong>
+        <strong class="cut">{visible(newest.toolName ?? "")} {calls > 1 && <span class="quiet">{calls} calls</span>}</strong>
         <span><Badge tone={tone}>{outcome}</Badge></span>
         <span class="quiet cut">{[newest.userId || newest.byUserId, newest.agentName].filter(Boolean).join(", ")}</span>
       </summary>
@@ -110,9 +117,7 @@ export const audit: Resource<AuditEntryJson[]> = {
     { name: "since", label: "From", date: true },
     { name: "before", label: "Before", date: true },
   ],
-  id: ([entry]) => String(entry?.seq ?? ""),
-  title: ([entry]) => entry?.toolName ?? "",
-  columns: [],
+  id: ([entry]) => String(entry?.seq ?? ""), title: ([entry]) => entry?.toolName ?? "", columns: [],
   below: (entries) => <Entries all={entries} />,
   at: ([entry]) => entry?.time,
   entry: (entries) => <Call entries={entries} />,

@@ -100,9 +100,7 @@ export const notifications: Resource<NotificationJson[]> = {
     return { items: grouped(page.notifications ?? []), next: page.nextPageToken };
   },
   tabs: { name: "unread", all: [["", "All"], ["1", "Unread"]], counts: async () => ({ "1": String(unread.value || "") }) },
-  id: ([first]) => first?.notificationId ?? "",
-  title: ([first = {}]) => titleOf(first),
-  about: ([first = {}]) => detailOf(first),
+  id: ([first]) => first?.notificationId ?? "", title: ([first = {}]) => titleOf(first), about: ([first = {}]) => detailOf(first),
   columns: [{ name: "Title", of: ([first = {}]) => titleOf(first) }, { name: "When", of: ([first]) => time(first?.createTime) }, { name: "Run", of: ([first]) => runLink(first?.runId) }],
   at: ([first]) => first?.createTime,
   entry: (all, reload) => {

@@ -41,9 +41,7 @@ export function StoreSettings(): VNode {
     return { explanations, ceiling, own, deployment };
   });
   const editing: Editing<SettingsJson> = {
-    name: "Edit limits",
-    method: UPDATE,
-    plain: true,
+    name: "Edit limits", method: UPDATE, plain: true,
     value: ({ limits, models: allowed }) => ({ limits: Object.fromEntries(Object.entries(limits ?? {}).map(([name, value]) => [name, Number(value)])), models: allowed ?? [] }),
     // Without a value of the store's own, the present one applies.
     fields: FIELDS.map((field) => ({ ...field, ...(field.kind === "number" ? { placeholder: found?.explanations.find(({ name }) => field.at === `limits.${name}`)?.value ?? "" } : {}) })),
