@@ -266,7 +266,7 @@ async def test_a_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewP
     await expect(bars.filter(has=page.get_by_role("rowheader", name="Waiting", exact=True))).to_have_count(1)
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
     await expect(bars.filter(has_text="Round 2")).to_have_count(1)
-    await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")
+    await expect(bars.filter(has_text="Send an e-mail")).to_contain_text("succeeded")
     took = page.locator(".card.good .took, [data-bar=call] .took")
     # Short durations are not shown as zero.
     assert all(re.search(r"(^|\s)(< 1 ms|[1-9]\d* ms|[1-9][\d.]* s)$", text) for text in await took.all_inner_texts())

@@ -64,7 +64,7 @@ export function aboutOf({ runId = "", conversationId = "", workflow, job, goal, 
   if (workflow?.chunk) return `${workflow.name}: ${workflow.chunk.node}, items from ${workflow.chunk.firstIndex ?? 0}`;
   if (workflow) return short([workflow.name, values(unpack({ inputJson: workflow.inputJson }).inputJson)].filter(Boolean).join(": "));
   if (job) return short([titleOfTool(job.toolName), values(unpack({ argumentsJson: job.argumentsJson }).argumentsJson)].filter(Boolean).join(": "));
-  return askedIn(conversationId, runId);
+  return conversationId && askedIn(conversationId, runId);
 }
 
 /** A short JSON object as names and values; other text unchanged. */

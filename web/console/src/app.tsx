@@ -33,13 +33,8 @@ function useKeys(onOpen: (open: Open) => void): void {
       if (page) go(page.path);
       if (event.key === "?") onOpen("help");
       else pressed(event);
-      if (event.key === "/") {
-        const field = document.querySelector<HTMLElement>("[data-first]");
-        if (field) {
-          event.preventDefault();
-          field.focus();
-        }
-      }
+      const field = event.key === "/" && document.querySelector<HTMLElement>("[data-first]");
+      if (field) (event.preventDefault(), field.focus());
     };
     document.addEventListener("keydown", keys);
     return () => document.removeEventListener("keydown", keys);

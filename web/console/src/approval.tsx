@@ -76,7 +76,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
         {!isOpen && buttons}
       </header>
       {!changed && !isOpen && (approval.preview ? <pre class="preview">{visible(approval.preview)}</pre> : <Fields all={entriesOf(first)} />)}
-      {isOpen && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />}
+      {isOpen && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} folds />}
       {!editing && <Fault text={fault} />}
       {changed && args && <Diff before={first} after={args} />}
       {isOpen && buttons}

@@ -149,7 +149,7 @@ function Entry({ field: { kind, options, load, placeholder = "", keeps }, value,
       return <textarea {...marks} rows={Math.min(14, Math.max(4, text.split("\n").length + 1))} placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />;
     case "lines": {
       const lines: unknown[] = Array.isArray(value) ? value : [];
-      return <textarea {...marks} rows={Math.min(8, lines.length + 2)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? (keeps ? [] : undefined) : to.split("\n"))} />;
+      return <textarea {...marks} rows={Math.min(8, lines.length + 1)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? (keeps ? [] : undefined) : to.split("\n"))} />;
     }
     case "moment":
       return <input {...marks} type="datetime-local" value={value ? local(value) : ""} onInput={({ currentTarget: { value: to } }) => onValue(to ? new Date(to).toISOString() : undefined)} />;

@@ -1,6 +1,6 @@
 /** Definitions of the other list pages: tools, jobs, runs in need, channels and documents. */
 
-import { type BackgroundJobJson, type ChannelDeliveryJson, type ChannelJson, type DocumentJson, requestId, type ToolJson } from "@pawl/client";
+import { type BackgroundJobJson, type CallJson, type ChannelDeliveryJson, type ChannelJson, type DocumentJson, requestId, type ToolJson } from "@pawl/client";
 import type { VNode } from "preact";
 
 import { inPairs, nameOf } from "./about";
@@ -25,8 +25,8 @@ import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
 import { Below, paged, type Resource, useRead } from "./resource";
 import { runs, State } from "./runs";
-import { argumentsOf, entriesOf, iconOf, objectOf, title } from "./sentence";
-import { ago, attempt, lasted, may, pawl, titleOf } from "./state";
+import { argumentsOf, entriesOf, iconOf, objectOf, resultLine, title } from "./sentence";
+import { ago, attempt, lasted, may, pawl, titleOf, word } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
 
@@ -167,16 +167,26 @@ const jobs: Resource<BackgroundJobJson> = {
     { name: "Resume", method: "agent.v1.JobService/ResumeJob", inRows: true, when: (job) => !ended(job) && pausedJob(job), run: ({ jobId = "" }) => pawl.jobs.resumeJob({ requestId: requestId(), jobId }) },
     { name: "Stop", method: "agent.v1.JobService/StopJob", inRows: true, when: (job) => !ended(job), bad: true, ask: "Reason (optional)", run: ({ jobId = "" }, reason) => pawl.jobs.stopJob({ requestId: requestId(), jobId, reason }) },
   ],
-  below: ({ pendingCalls = [], waiting, expectedEndTime, conversationId, jobId, definition }) => (
+  below: ({ pendingCalls = [], waiting, expectedEndTime, conversationId, jobId = "", definition }) => (
     <>
       <dl class="facts">
-        <Fact name="Waiting for" value={waiting?.sentence && visible(waiting.sentence)} />
+        <Fact name="Waiting for" value={waiting?.reason !== "WAIT_REASON_TIME" && waiting?.sentence && visible(waiting.sentence)} />
         <Fact name="Expected end" value={time(expectedEndTime)} />
         <Fact name="Run" value={runLink(jobId, "Open the run")} />
         <Fact name="Reports to" value={conversationId && <a href={`/c/${conversationId}`}>{nameOf(titleOf(conversationId))}</a>} />
       </dl>
       {definition && <><h2>Arguments</h2><Fields all={entriesOf(argumentsOf(definition))} /></>}
       {pendingCalls.map((call) => <CallCard key={call.callId} call={call} />)}
+      <Below<CallJson>
+        name="Calls"
+        method="agent.v1.AgentService/ListCalls"
+        load={async () => (await pawl.agent.listCalls({ runId: jobId, pageSize: 200 })).calls?.toReversed()}
+        columns={[
+          { name: "Result", of: (call) => resultLine(call) || word(call.state) },
+          { name: "State", size: 130, of: ({ state }) => <Badge tone={toneOf(state)}>{word(state)}</Badge> },
+          { name: "When", size: 120, of: ({ createTime }) => time(createTime) },
+        ]}
+      />
     </>
   ),
 };

@@ -17,7 +17,7 @@ import { useRead } from "./resource";
 import { kindOf, nameOfRun, runs, State, tokens, Why } from "./runs";
 import { attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
-import { argumentsOf, entriesOf, inWords, read } from "./sentence";
+import { argumentsOf, entriesOf, inWords, read, title } from "./sentence";
 import { Undo, UndoReport } from "./undo";
 import { RunLog } from "./view";
 import { visible } from "./visible";
@@ -40,6 +40,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   };
   useEffect(() => pawl.watchRun(runId, shown, (error) => setFault(error.message)), [runId]);
   const { run } = view;
+  const name = nameOfRun(run);
   const waiting = useWaiting(run);
   if (fault)
     return <Missing icon="runs" title="This run cannot be shown" fault={fault} to="/runs" name="runs" />;
@@ -49,7 +50,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   if (round) tabs.push(["request", `Request of round ${round}`]);
   return (
     <section class="page run">
-      <Head title={<>{asked && !run.workflow ? visible(asked).slice(0, TITLE_SHOWN) : nameOfRun(run) || "Run"} {run.state && <State run={run} />}</>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
+      <Head title={<>{asked && !run.workflow && !run.job ? visible(asked).slice(0, TITLE_SHOWN) : name || "Run"} {run.state && <State run={waiting ? { ...run, waiting } : run} />}</>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
         {run.workflow && <a class="button" href={`/workflows/runs/${runId}`}><Icon name="workflows" /> Show the graph</a>}
         {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
         {run.job && <a class="button" href={`/background/${runId}`}>Show the job</a>}
@@ -73,7 +74,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
       <Bars timeline={timeline} onCall={() => setTab("calls")} onRound={(number) => (setRound(number), setTab("request"))} />
       <Tabs name="Parts of the run" all={beside ? tabs : [["messages", "Messages"], ...tabs]} open={tab} onOpen={setTab} />
-      {tab === "messages" && <RunLog view={view} />}
+      {tab === "messages" && <RunLog view={view} isExplained />}
       {tab === "calls" && <Calls calls={calls} />}
       {tab === "request" && <Request key={round} runId={runId} round={round} />}
       {tab === "events" && <Rows name="Events" items={events} size={28} height={448} row={eventRow} />}
@@ -88,9 +89,9 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
   const end = run.endTime ? Date.parse(run.endTime) : clock.value;
   return (
     <dl class="facts">
-      <Fact name="Agent" value={run.state && !run.workflow && visible(kindOf(run))} />
+      <Fact name="Agent" value={run.state && !run.workflow && !run.job && visible(kindOf(run))} />
       <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${run.runId}`}>{run.workflow.name}</a>} />
-      <Fact name="Model" value={!run.workflow && run.options?.model} />
+      <Fact name="Model" value={!run.workflow && !run.job && run.options?.model} />
       <Fact name="Started" value={time(run.createTime)} />
       <Fact name="Duration" value={run.createTime && lasted(Math.max(0, end - Date.parse(run.createTime)) / 1000)} />
       <Fact name="Rounds" value={run.round} />
@@ -98,7 +99,7 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
       <Fact name="User" value={run.userId} />
       <Fact name="Conversation" value={!beside && run.conversationId && <a href={`/c/${run.conversationId}`}>Open it</a>} />
       <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>Open it</a>} />
-      <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show child runs</a>} />
+      <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show them</a>} />
     </dl>
   );
 }
@@ -131,20 +132,21 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
   };
   const isVisible = (part: Part | Bar): boolean => part.start <= from + shown && (part.end ?? end) >= from;
   const row = (bar: Bar): VNode => {
+    const isCalm = bar.kind === "wait" && !/approv|answer|person|budget|token/i.test(bar.note);
     const parts: Part[] = bar.parts?.length ? bar.parts : [{ kind: bar.kind === "wait" ? "wait" : bar.bad ? "bad" : "run", start: bar.start, ...(bar.end === undefined ? {} : { end: bar.end }) }];
     return (
       <div key={bar.id} role="row" class={`depth${bar.depth}`} data-bar={bar.kind} title={[visible(bar.name), visible(bar.note)].filter(Boolean).join(": ")}>
         <span role="rowheader" class="cut">
           {bar.kind === "call" ? (
             <>
-              <button class="plain small" onClick={onCall}>{visible(bar.name)}</button>
+              <button class="plain small" onClick={onCall}>{title(bar.name)}</button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
           ) : bar.kind === "round" ? (
             <button class="plain small" title="Show its request" onClick={() => onRound(Number(bar.id.split(" ")[1]))}>{bar.name}</button>
           ) : visible(bar.name)}
         </span>
-        <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />)}</span>
+        <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind} ${isCalm ? "calm" : ""}`} style={place(part)} />)}</span>
         <span role="cell" class={`cut quiet ${bar.bad ? "fault" : ""}`}>{visible(bar.note)}</span>
         <span role="cell" class="took num">{lasted(Math.max(0, (bar.end ?? end) - bar.start) / 1000)}</span>
       </div>
@@ -183,16 +185,12 @@ function Call({ call }: { call: CallJson }): VNode {
   return (
     <article class="panel io" aria-label={`Call ${visible(toolName)}`}>
       <header class="row">
-        <strong>{visible(toolName)}</strong>
+        <strong title={visible(toolName)}>{title(toolName)}</strong>
         <Badge tone={toneOf(state)}>{word(state)}</Badge>
         {tries > 1 && <Badge tone="warn">attempt {tries}</Badge>}
         <span class="space" />
-        <span class="quiet">{seconds >= 0 && lasted(seconds)}</span>
+        <span class="quiet">{childRunId && <><a href={`/runs/${childRunId}`}>Child run</a> · </>}Round {call.round ?? 0}{seconds >= 0 && ` · ${lasted(seconds)}`}</span>
       </header>
-      <p class="quiet">
-        Round {call.round ?? 0}
-        {childRunId && <>, in <a href={`/runs/${childRunId}`}>a run of its own</a></>}
-      </p>
       <Decided call={call} />
       <div class="sides">
         <div>

@@ -132,7 +132,7 @@ export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNo
     );
   if (isEnded(run) || !waiting?.sentence) return null;
   return (
-    <div class="why">
+    <div class={`why ${isForPeople(run) ? "warn" : ""}`}>
       <strong>Why it waits</strong>
       <p>{visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}</p>
       <p class="quiet">
@@ -147,9 +147,11 @@ export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNo
 const WAITS: Record<string, string> = { APPROVAL: "waits for approval", ANSWER: "waits for an answer", TOKENS: "needs tokens", TIME: "sleeping", PAUSED: "paused" };
 const FOR_PEOPLE = 3;
 
-export function State({ run: { state, waiting } }: { run: RunJson }): VNode {
-  const why = state === "RUN_STATE_WAITING" ? Object.keys(WAITS).indexOf((waiting?.reason ?? "").replace("WAIT_REASON_", "")) : -1;
-  return <Badge tone={why >= 0 && why < FOR_PEOPLE ? "warn" : toneOf(state)}>{Object.values(WAITS)[why] ?? word(state)}</Badge>;
+const waitOf = ({ state, waiting }: RunJson): number => (state === "RUN_STATE_WAITING" ? Object.keys(WAITS).indexOf((waiting?.reason ?? "").replace("WAIT_REASON_", "")) : -1);
+const isForPeople = (run: RunJson): boolean => waitOf(run) >= 0 && waitOf(run) < FOR_PEOPLE;
+
+export function State({ run }: { run: Pick<RunJson, "state" | "waiting"> }): VNode {
+  return <Badge tone={isForPeople(run) ? "warn" : toneOf(run.state)}>{Object.values(WAITS)[waitOf(run)] ?? word(run.state)}</Badge>;
 }
 
 export function tokens(run: RunJson): string {

@@ -16,6 +16,9 @@ const VERBS: Record<string, string> = {
   show_chart: "draw a chart",
   open_page: "open a page",
   stop_job: "stop a background job",
+  "workflow.items": "run the items",
+  "workflow.run": "run a workflow",
+  "workflow.undo": "undo the effects",
 };
 const ICONS: [RegExp, IconName][] = [
   [/mail|message|notify/, "mail"],
@@ -46,7 +49,7 @@ export function sourceOf(toolName = ""): string {
 
 export function title(toolName = ""): string {
   const words = verb(toolName);
-  return [words.slice(0, 1).toUpperCase() + words.slice(1), sourceOf(toolName)].filter(Boolean).join(" · ");
+  return [words.slice(0, 1).toUpperCase() + words.slice(1), !Object.hasOwn(VERBS, toolName) && sourceOf(toolName)].filter(Boolean).join(" · ");
 }
 
 export function iconOf(toolName = ""): IconName {

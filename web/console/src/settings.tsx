@@ -13,6 +13,7 @@ import { ago, attempt, go, may, pawl, query, times, who, word } from "./state";
 
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
+const TIMES = [["relative", "Relative (5 min ago)"], ["local", "Local time"], ["UTC", "UTC"]] as const;
 const TABS = [["", "Preferences"], ["store", "Store"]] as const;
 
 export function Settings(): VNode {
@@ -53,9 +54,7 @@ function Preferences(): VNode {
         <h2>Display</h2>
         <label class="row">
           Show times as
-          <select class="short" value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
-            <Options all={[["relative", "Relative (5 min ago)"], ["local", "Local time"], ["UTC", "UTC"]]} />
-          </select>
+          <select class="short" value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}><Options all={TIMES} /></select>
         </label>
       </div>
       {found && (
@@ -68,14 +67,12 @@ function Preferences(): VNode {
           <div class="panel">
             <h2>Quiet hours</h2>
             {!found.quiet?.hours?.length && <p class="quiet">None. During quiet hours, channels send nothing.</p>}
-            {found.quiet?.hours?.map((hours, key) => (
-              <p key={key}>{hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>
-            ))}
+            {found.quiet?.hours?.map(({ start, end, days }) => <p key={start}>{start} to {end} {found.quiet?.timeZone} {days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>)}
             {button}
             {form}
           </div>
           <div class="panel">
-          <h2>Muted conversations</h2>
+            <h2>Muted conversations</h2>
           {!found.mutes?.length && <p class="quiet">None. Mute one in your notifications.</p>}
           {found.mutes?.map(({ conversationId = "", untilTime }) => (
             <p key={conversationId} class="row">

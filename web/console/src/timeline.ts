@@ -71,14 +71,14 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
       const again = tries > triesOf(bars.get(callId)?.note);
       change(callId, { note, bad: BAD.test(state), parts: after(bars.get(callId)?.parts ?? [], state, at, again), ...(childRunId ? { childRunId } : {}), ...(isSettled ? { end: at } : {}) });
     } else if (event.runChanged?.run) {
-      const { state = "", waiting } = event.runChanged.run;
+      const { state = "", waiting, waits = [], failure } = event.runChanged.run;
       if (state === "RUN_STATE_WAITING") {
-        if (!wait) start((wait = `wait ${event.seq}`), { name: "Waiting", kind: "wait", start: at, note: waiting?.sentence ?? "" });
+        if (!wait) start((wait = `wait ${event.seq}`), { name: "Waiting", kind: "wait", start: at, note: waiting?.sentence ?? waits.map((kind) => kind.replace("WAIT_KIND_", "").toLowerCase().replaceAll("_", " ")).join(", ") });
       } else if (wait) {
         change(wait, { end: at });
         wait = "";
       }
-      if (ENDED.test(state)) for (const id of bars.keys()) change(id, { end: at });
+      if (ENDED.test(state)) for (const id of bars.keys()) change(id, { end: at, ...(failure && id.startsWith("round") ? { bad: true, note: failure.message ?? "" } : {}) });
     }
   }
   return { bars: [...bars.values()], attempt, wait, hasRounds, byId: bars };

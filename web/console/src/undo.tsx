@@ -19,10 +19,7 @@ const UNDO: Column<CallUndoJson>[] = [
 export function Undo({ runId, onClose }: { runId: string; onClose: () => void }): VNode {
   const [calls] = useRead(async () => (await pawl.agent.previewUndo({ runId })).calls ?? []);
   const does = calls?.some(({ state }) => state === "UNDO_STATE_TO_UNDO");
-  const undo = async (): Promise<void> => {
-    const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
-    if (run?.runId) go(`/runs/${run.runId}`);
-  };
+  const undo = async (): Promise<void> => go(`/runs/${(await pawl.agent.undoRun({ requestId: requestId(), runId })).run?.runId}`);
   return (
     <div class="panel">
       <h2>Undo</h2>

@@ -108,9 +108,7 @@ const FIELDS: FieldSpec[] = [
 const NAME: FieldSpec = { at: "name", label: "Name", hint: "Letters, digits, - and _. The agent default drives runs without an agent." };
 
 /** The built-in default agent is not saved. It has no versions and cannot be deleted. */
-function isSaved({ createTime }: AgentVersionJson): boolean {
-  return !!createTime;
-}
+const isSaved = ({ createTime }: AgentVersionJson): boolean => !!createTime;
 
 /** Name of the draft that a test uses, only until its run has started. */
 const TRIED = "try-it";

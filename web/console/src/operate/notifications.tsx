@@ -19,16 +19,9 @@ const PAGE = 200;
 
 /** The tone of a kind, and what it says of the subject of its run. */
 const KINDS: Record<string, [Tone, string]> = {
-  RUN_COMPLETED: ["ok", "completed"],
-  RUN_FAILED: ["bad", "failed"],
-  RUN_CANCELLED: ["grey", "was stopped"],
-  RUN_EXPIRED: ["bad", "got no answer in time"],
-  INPUT_NEEDED: ["warn", "waits for you"],
-  ATTENTION_NEEDED: ["bad", "needs an operator"],
-  APPROVAL_NEEDED: ["warn", ""],
-  DECISION_NEEDED: ["warn", ""],
-  JOB_ENDED: ["info", ""],
-  CHANNEL_DISABLED: ["bad", ""],
+  RUN_COMPLETED: ["ok", "completed"], RUN_FAILED: ["bad", "failed"], RUN_CANCELLED: ["grey", "was stopped"], RUN_EXPIRED: ["bad", "got no answer in time"],
+  INPUT_NEEDED: ["warn", "waits for you"], APPROVAL_NEEDED: ["warn", ""], DECISION_NEEDED: ["warn", ""],
+  ATTENTION_NEEDED: ["bad", "needs an operator"], JOB_ENDED: ["info", ""], CHANNEL_DISABLED: ["bad", ""],
 };
 
 const kindOf = ({ kind }: NotificationJson): string => (kind ?? "").replace("NOTIFICATION_KIND_", "");

@@ -52,7 +52,7 @@ async function read([, , count, length]: (typeof PERIODS)[number]): Promise<Foun
 
 const text = (count: number): string => count.toLocaleString();
 const rate = ({ completed, failed }: Sum): number => (completed + failed ? completed / (completed + failed) : NaN);
-/** Never 100% while something failed. */
+// Never 100% while something failed.
 const percent = (share: number): string => `${Math.min(Math.round(share * 1000) / 10, share < 1 ? 99.9 : 100).toFixed(1)}%`;
 const mean = (seconds: number, count: number): string => (count ? lasted(seconds / count) : "");
 

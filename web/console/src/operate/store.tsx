@@ -7,10 +7,10 @@ import { type Action, Actions } from "../actions";
 import { Badge, Skeleton, type Tone } from "../design/parts";
 import { type Column, Table } from "../design/table";
 import { type Editing, useEditor } from "../editor";
-import type { FieldSpec, Option } from "../fields";
+import type { FieldSpec } from "../fields";
 import { time } from "../format";
 import { Below, useRead } from "../resource";
-import { may, pawl, who } from "../state";
+import { may, pawl } from "../state";
 import { visible } from "../visible";
 import LABELS from "./settings.json";
 
@@ -23,11 +23,10 @@ const isSwitch = (value: string): boolean => value === "on" || value === "off";
 
 const text = (value: string): string => (NUMBER.test(value) ? Number(value).toLocaleString() : visible(value));
 
-const models = async (): Promise<Option[]> => [[who.value?.deployment?.model ?? "", ""]];
 const LIMITS = GROUPS.slice(1, 4).flatMap(([group, all]) =>
   Object.entries(all).map(([name, [label, hint]]): FieldSpec => ({ at: `limits.${name}`, label, hint, kind: "number", half: true, ...(group === "Each run" ? { more: true } : {}) })),
 );
-const FIELDS: FieldSpec[] = [...LIMITS, { at: "models", label: "Models", kind: "lines", load: models, hint: "One per line. Without one, all models that the deployment allows." }];
+const FIELDS: FieldSpec[] = [...LIMITS, { at: "models", label: "Models", kind: "lines", hint: "One per line. Without one, all models that the deployment allows." }];
 
 async function read(layer: SettingsLayerJson): Promise<SettingsJson> {
   return (await pawl.settings.getSettings({ layer })).settings ?? {};
