@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 ENTER: Final = "\ue007"
 # Returns the first visible element that matches a selector and has a text in its label or content.
 FIND: Final = """(selector, text) => [...document.querySelectorAll(selector)].find((each) =>
-    each.checkVisibility() && `${each.getAttribute("aria-label") ?? ""} ${each.innerText}`.includes(text)) ?? null"""
+    each.checkVisibility() && `${each.getAttribute("aria-label") ?? ""} ${each.textContent}`.includes(text)) ?? null"""
 
 
 class Firefox:
@@ -46,7 +46,7 @@ class Firefox:
 
         async def exists() -> bool:
             found.update(await self.find(selector, text))
-            return found["type"] == "node"
+            return bool(found["type"] == "node")
 
         await until(exists)
         return {"sharedId": found["sharedId"]}
