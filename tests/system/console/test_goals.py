@@ -50,7 +50,7 @@ async def test_judged_goal_is_started_raised_and_met(open_page: NewPage, suite: 
         await fill(page, "Start a goal", Aim="Tidy up")
         await page.get_by_role("button", name="Start", exact=True).press("Enter")
         await expect(page.get_by_role("alert")).to_contain_text("criterion")
-        await page.get_by_label("Rubric for a judge").fill(rubric)
+        await page.get_by_label("Rubric *").fill(rubric)
         await page.get_by_label("Maximum number of attempts").fill("1")
         await page.get_by_label("Maximum number of attempts").press("Enter")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Tidy up")

@@ -95,7 +95,7 @@ async def test_agent_of_a_set_is_read_only_and_names_the_set(open_page: NewPage,
         await target.declarations.PutDeclaration(PutDeclarationRequest(declaration=declaration))
     page = await open_page("/agents/owned")
     await expect(page.get_by_text("Read-only: it belongs to the set shop.")).to_be_visible()
-    await expect(page.get_by_role("region", name="Versions")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Instructions")).to_be_visible()
     for button in ("Edit agent", "Delete"):
         await expect(page.get_by_role("button", name=button)).to_have_count(0)
 

@@ -95,10 +95,10 @@ export const rules: Resource<RuleJson> = {
   id: ({ ruleId }) => ruleId ?? "", title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
   about: ({ reason }) => reason,
   columns: [
-    { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName === "*" ? "all tools" : toolName}</>, under: (rule) => cut(onlyOf(rule) || rule.reason) },
+    { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName === "*" ? "all tools" : toolName}</>, under: (rule) => cut([onlyOf(rule), rule.reason].filter(Boolean).join(" · ")) },
     { name: "Where", size: 170, priority: 1, of: whereOf },
     { name: "Only if", detailed: true, of: (rule) => cut(onlyOf(rule)) },
-    { name: "Ends", size: 120, priority: 1, of: ({ expireTime, revokeTime, suspended }) => (revokeTime ? "revoked" : suspended ? "suspended" : (time(expireTime) ?? <span class="quiet">never</span>)) },
+    { name: "Ends", size: 120, priority: 1, of: ({ expireTime, revokeTime, suspended }) => (revokeTime ? "revoked" : suspended ? "suspended" : (time(expireTime) ?? <span class="quiet">no end</span>)) },
     { name: "Uses", size: 80, priority: 3, num: true, of: ({ uses = 0, usesMax }) => (usesMax ? `${uses} of ${usesMax}` : uses) },
     { name: "By", size: 90, priority: 3, of: ({ userId }) => userId },
     { name: "Made", detailed: true, of: ({ createTime }) => time(createTime) },

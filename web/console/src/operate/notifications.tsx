@@ -4,7 +4,7 @@ import type { NotificationJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
-import { askedIn, isFollowUp } from "../about";
+import { askedIn, inPairs, isFollowUp } from "../about";
 import { Icon } from "../design/icons";
 import type { Tone } from "../design/parts";
 import { cut, plain, runLink, sentence, short, time } from "../format";
@@ -59,12 +59,12 @@ function toneOf(each: NotificationJson): Tone {
 /** The rest: why it failed, or what the run said. */
 function detailOf({ title = "", body = "" }: NotificationJson): string {
   const [, why = ""] = /^(?:Run|Workflow \S+) (?:failed|stopped): (.+)/.exec(title) ?? [];
-  return sentence(cut(plain(why || (/^[{[]/.test(body) ? "" : body))));
+  return sentence(cut(plain(why || (/^[{[]/.test(body) ? "" : body.replace(/\{[^{}]*\}/g, inPairs)))));
 }
 
-/** Notifications of a day with the same title, kind and state follow each other as one. */
+/** Notifications of a day with the same title and kind are one, unless each needs somebody. */
 function grouped(all: NotificationJson[]): NotificationJson[][] {
-  const same = (each: NotificationJson): string => [each.title, each.kind, !!each.readTime, each.callId && each.notificationId, (each.createTime ?? "").slice(0, 10)].join();
+  const same = (each: NotificationJson): string => [each.title, each.kind, !!each.readTime, /_NEEDED$/.test(each.kind ?? "") && each.notificationId, (each.createTime ?? "").slice(0, 10)].join();
   const found: NotificationJson[][] = [];
   for (const each of all) {
     const group = found.find(([first]) => first && same(first) === same(each));
