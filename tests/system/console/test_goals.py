@@ -98,7 +98,11 @@ async def test_waiting_goal_is_stopped(open_page: NewPage, tmp_path: Path) -> No
     await page.get_by_role("radio", name=re.compile("^A tool")).check()
     await page.get_by_label("Tool that checks it").select_option("look_up_price")
     await page.get_by_text("More options").click()
-    for label, text in {"Seconds to wait": "3600", "Arguments of this tool": "{", "Expression": "value.price / 100.0"}.items():
+    for label, text in {
+        "Seconds to wait": "3600",
+        "Arguments of this tool": "{",
+        "Expression": "value.price / 100.0",
+    }.items():
         await page.get_by_label(label).fill(text)
     await page.get_by_role("button", name="Start", exact=True).click()
     await expect(page.get_by_role("alert")).to_contain_text("JSON")
