@@ -17,7 +17,7 @@ from pawl.agent_loop.model import failure
 from pawl.agent_loop.model.answer import Answer
 from pawl.agent_loop.model.request import ModelError, ModelRequest, Piece, Sent
 
-PATH: Final = "chat/completions"
+PATH: Final = "/chat/completions"
 HEADERS: Final = {
     "Content-Type": "application/json",
     "Accept": "text/event-stream",
@@ -71,8 +71,9 @@ def body_of(
 class OpenAiModel:
     """A client for one model server, with its own connection pool. An async context manager.
 
-    The openai library's HTTP client makes the calls, over aiohttp, with the headers of its API client. Building each
-    request and parsing each chunk with its API client would take several times as much CPU.
+    The openai client makes the calls, over aiohttp, and does not retry them. Bodies are bytes, for speed. With the
+    openai client's typed parameters, a history of 120 messages takes 24 ms instead of 0.3 ms. The client's parser takes
+    ten times as much CPU time for the chunks.
     """
 
     def __init__(
@@ -89,22 +90,17 @@ class OpenAiModel:
         url = httpx2.URL(base_url)
         auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
         limits = httpx2.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=_IDLE_SECONDS)
-        self._http = openai.DefaultAioHttpClient(
-            limits=limits, timeout=None, follow_redirects=True, auth=auth, event_hooks={"response": [self._check]}
-        )
-        client = openai.AsyncOpenAI(
+        self._client = openai.AsyncOpenAI(
             # aiohttp refuses a URL with credentials if there is also an Authorization header.
             base_url=url.copy_with(userinfo=b""),
             # The client requires a key; servers that do not use keys ignore it.
             api_key=api_key or "none",
-            http_client=self._http,
+            max_retries=0,
+            timeout=None,
+            http_client=openai.DefaultAioHttpClient(
+                limits=limits, timeout=None, follow_redirects=True, auth=auth, event_hooks={"response": [self._check]}
+            ),
         )
-        # Also the headers that the variables OPENAI_ORG_ID, OPENAI_PROJECT_ID and OPENAI_CUSTOM_HEADERS define.
-        headers = httpx2.Headers(client.auth_headers)
-        for more in (client.default_headers, HEADERS):
-            headers.update({name: value for name, value in more.items() if isinstance(value, str)})
-        self._head = httpx2.Request("POST", client.base_url.join(PATH), headers=headers)
-        del self._head.headers["Content-Length"]
 
     async def __aenter__(self) -> Self:
         return self
@@ -112,7 +108,7 @@ class OpenAiModel:
     async def __aexit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        await self._client.close()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         deadline = asyncio.get_running_loop().time() + request.deadline_seconds
@@ -143,21 +139,34 @@ class OpenAiModel:
         """Send the request. Return the response once its headers have arrived."""
         try:
             async with asyncio.timeout(min(request.headers_timeout_seconds, request.deadline_seconds)):
-                head, cookies = self._head, self._http.cookies
-                sent = httpx2.Request(head.method, head.url, headers=head.headers, cookies=cookies, content=body)
-                return await self._http.send(sent, stream=True)
+                return await self._post(body)
         except TimeoutError:
             if request.deadline_seconds <= request.headers_timeout_seconds:
                 raise ModelError(failure.ROUND_TIMEOUT) from None
             raise ModelError(failure.headers_timeout(request.headers_timeout_seconds)) from None
-        except (httpx2.HTTPError, aiohttp.ClientError, ValueError):
-            # A key with a line break is a ValueError.
+        except (openai.APIConnectionError, aiohttp.ClientError, ValueError):
+            # The openai client does not wrap all errors of aiohttp, nor a ValueError for a key with a line break.
             raise ModelError(failure.NETWORK) from None
 
+    async def _post(self, body: bytes) -> httpx2.Response:
+        # The client can return a raw response, despite its type annotations.
+        response: Any = await self._client.post(
+            PATH,
+            cast_to=httpx2.Response,
+            content=body,
+            options={"headers": HEADERS},
+            stream=True,
+            stream_cls=openai.AsyncStream[Any],
+        )
+        return cast("httpx2.Response", response)
+
     async def _check(self, response: httpx2.Response) -> None:
-        """Raise a ModelError for a response that is neither a success nor a redirect."""
+        """Raise a ModelError for a response that is neither a success nor a redirect.
+
+        The openai client would read its whole body, however large.
+        """
         if response.has_redirect_location:
-            # The client would read its whole body, however large.
+            # The client would read its whole body too.
             await cast("httpx2.AsyncByteStream", response.stream).aclose()
             response.stream = httpx2.ByteStream(b"")
             return
