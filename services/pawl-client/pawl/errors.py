@@ -281,7 +281,7 @@ class RunEnded(FailedPrecondition):
 
 
 class RunNotEnded(FailedPrecondition):
-    """The run has not ended. Only an ended run can be undone."""
+    """The run has not ended. Only a run that has ended can be undone."""
 
 
 class NoTokenBudget(FailedPrecondition):

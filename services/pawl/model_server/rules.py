@@ -84,7 +84,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return a result's note as ` (note)`, or "" if it has none. For example, a reviewer edited the call."""
+    """Return a result's note as ` (note)`, or "" if it has none. It may say that a reviewer edited the call."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 

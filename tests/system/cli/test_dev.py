@@ -36,4 +36,4 @@ def test_init_creates_a_product_and_dev_follows_its_changes(product: Path) -> No
         shows(screen, "\nassistant: version 2")
         assert "13" in line.succeed("run", "--agent", "assistant", 'call count_stock with {"item": "mug"}')
         tools.write_text("def broken(\n")
-        shows(screen, "except:\n  tools.stock: error:")
+        shows(screen, "\n  tools.stock: error:")

@@ -58,7 +58,7 @@ async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> Non
     await expect(page.locator("main:focus, main :focus")).to_have_count(1)
 
 
-async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, suite: Suite) -> None:
+async def test_user_logs_in_with_a_known_key_and_logs_out_again(open_page: NewPage, suite: Suite) -> None:
     page = await open_page(user="")
     await page.get_by_label("Your key").fill("wrong")
     await page.keyboard.press("Enter")

@@ -273,7 +273,7 @@ async def _entered(number: int, wanted: int) -> int:
 
 
 @pytest.mark.parametrize(("seconds_max", "wanted"), [(3600.0, 4), (0.01, 6)])
-async def test_few_background_runs_make_a_step_at_the_same_time_but_stuck_steps_do_not_count(
+async def test_only_a_few_background_runs_step_at_the_same_time_but_stuck_steps_do_not_count(
     seconds_max: float, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pawl.agent_loop.loop.tasks._STEP_SECONDS_MAX", seconds_max)

@@ -61,7 +61,7 @@ def test_a_higher_percentage_includes_the_stores_of_a_lower_one_and_all_listed_s
     assert not is_on(feature, Switch(state=SwitchState.OFF, store_ids=frozenset({store})), store)
 
 
-def test_a_percentage_selects_about_that_share_of_stores_and_other_stores_for_each_feature() -> None:
+def test_a_percentage_selects_about_that_share_of_stores_and_different_ones_for_each_feature() -> None:
     tenth = Switch(state=SwitchState.PERCENT, percent=10)
     on = {
         feature: {number for number in range(5000) if is_on(feature, tenth, StoreId(f"store-{number}"))}

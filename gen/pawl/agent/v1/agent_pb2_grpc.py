@@ -526,8 +526,8 @@ class AgentServiceServicer(object):
 
     def WatchPending(self, request, context):
         """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-        arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-        it starts over with the complete list.
+        arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+        reconnect, the stream starts over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

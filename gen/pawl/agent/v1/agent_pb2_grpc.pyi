@@ -323,8 +323,8 @@ class AgentServiceStub:
     """
     WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
     """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-    arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-    it starts over with the complete list.
+    arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+    reconnect, the stream starts over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -607,8 +607,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
     """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-    arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-    it starts over with the complete list.
+    arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+    reconnect, the stream starts over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -1032,8 +1032,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
         """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
-        arrive within about a second for each full page. The server does not end the stream by itself. After a reconnect,
-        it starts over with the complete list.
+        arrive within about one second per full page of the list. The server does not end the stream by itself. After a
+        reconnect, the stream starts over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

@@ -81,10 +81,10 @@ class GoalAgent(_message.Message):
     agent: _builtins.str
     """Name of the agent; empty means `default`."""
     instructions: _builtins.str
-    """Instructions added to those of the agent, at most 16000 bytes."""
+    """Instructions that are added to the agent's instructions, at most 16000 bytes."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the tools that attempts may call, among those of the agent; empty means all of them."""
+        """Names of the agent's tools that attempts may call; empty means all of its tools."""
 
     def __init__(
         self,

@@ -3050,11 +3050,11 @@ class ListChangesResponse(_message.Message):
     """The active run, if it is the user's; otherwise empty."""
     @_builtins.property
     def conversation(self) -> _conversation_pb2.Conversation:
-        """The conversation, as the user may see it."""
+        """The conversation, without anything hidden from the user."""
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The first matching messages, in order, as the user may see them; at most 2 MiB."""
+        """The first matching messages, in order, without anything hidden from the user; at most 2 MiB."""
 
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

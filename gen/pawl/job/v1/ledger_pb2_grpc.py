@@ -230,8 +230,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RenewLeases(self, request, context):
-        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-        have unread commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+        runs have unread commands. Idempotent.
 
         Errors: only the common ones.
         """

@@ -86,8 +86,8 @@ class LedgerServiceStub:
     - ABORTED / LEASE_LOST
     """
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]
-    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-    have unread commands. Idempotent.
+    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+    runs have unread commands. Idempotent.
 
     Errors: only the common ones.
     """
@@ -287,8 +287,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - ABORTED / LEASE_LOST
     """
     RenewLeases: _aio.UnaryUnaryMultiCallable[_ledger_pb2.RenewLeasesRequest, _ledger_pb2.RenewLeasesResponse]  # type: ignore[assignment]
-    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-    have unread commands. Idempotent.
+    """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+    runs have unread commands. Idempotent.
 
     Errors: only the common ones.
     """
@@ -515,8 +515,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.RenewLeasesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.RenewLeasesResponse, _abc.Awaitable[_ledger_pb2.RenewLeasesResponse]]:
-        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and those of them that
-        have unread commands. Idempotent.
+        """Renews the leases on all of a worker's runs. Returns the runs that the worker still holds, and which of these
+        runs have unread commands. Idempotent.
 
         Errors: only the common ones.
         """

@@ -62,7 +62,7 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     """Another user's run asks the recipient for a decision by name (Call.asked_user_id)."""
 
 class NotificationKind(_NotificationKind, metaclass=_NotificationKindEnumTypeWrapper):
-    """Kind of a notification."""
+    """Kind of notification."""
 
 NOTIFICATION_KIND_UNSPECIFIED: NotificationKind.ValueType  # 0
 """Never sent."""

@@ -55,7 +55,7 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     """
 
 class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
-    """Kind of an audit entry."""
+    """Kind of audit entry."""
 
 AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
 """Never sent. In a filter, means any."""

@@ -122,7 +122,7 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutWorkflowTool(self, request, context):
-        """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+        """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls to the tool
         are delegated to runs of the workflow. Idempotent.
 
         Errors:

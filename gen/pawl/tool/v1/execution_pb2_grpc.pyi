@@ -51,7 +51,7 @@ class ExecutionServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     PutWorkflowTool: _grpc.UnaryUnaryMultiCallable[_execution_pb2.PutWorkflowToolRequest, _execution_pb2.PutWorkflowToolResponse]
-    """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+    """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls to the tool
     are delegated to runs of the workflow. Idempotent.
 
     Errors:
@@ -151,7 +151,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     PutWorkflowTool: _aio.UnaryUnaryMultiCallable[_execution_pb2.PutWorkflowToolRequest, _execution_pb2.PutWorkflowToolResponse]  # type: ignore[assignment]
-    """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+    """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls to the tool
     are delegated to runs of the workflow. Idempotent.
 
     Errors:
@@ -266,7 +266,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.PutWorkflowToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.PutWorkflowToolResponse, _abc.Awaitable[_execution_pb2.PutWorkflowToolResponse]]:
-        """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls of the tool
+        """Registers a workflow as a tool of its store under the workflow's name, or removes this tool. Calls to the tool
         are delegated to runs of the workflow. Idempotent.
 
         Errors:

@@ -36,7 +36,7 @@ class _FileKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FileKind.Val
     """A link or device, which Pawl never reads or changes."""
 
 class FileKind(_FileKind, metaclass=_FileKindEnumTypeWrapper):
-    """Kind of an entry in a folder."""
+    """Kind of folder entry."""
 
 FILE_KIND_UNSPECIFIED: FileKind.ValueType  # 0
 """Never sent."""

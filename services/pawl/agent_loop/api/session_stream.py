@@ -240,7 +240,7 @@ class Stream:
 
     async def _submit(self, request_id: RequestId, result: ToolResult) -> Reply:
         if result.offer_epoch == 0:
-            raise InvalidField("offer_epoch must be set to that of the offer", field="tool_result.offer_epoch")
+            raise InvalidField("offer_epoch must match the offer's epoch", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
         outcome: int | None = None
         try:

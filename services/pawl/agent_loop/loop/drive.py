@@ -285,7 +285,7 @@ class Drive:
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
         """Return the ledger's response. Retry until there is one.
 
-        The time of an outage does not count as active time.
+        The duration of an outage does not count as active time.
         """
         clock = self._dependencies.clock
         started = clock.monotonic()
@@ -466,9 +466,9 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Add the usage of output that is about to be shown.
+        """Count the usage for output that is about to be shown.
 
-        If this worker dies, the next one cannot know that usage.
+        If this worker dies, the next one cannot find out that usage.
         """
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):

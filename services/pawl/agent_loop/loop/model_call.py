@@ -84,7 +84,7 @@ class ModelCall:
         self.first_output_at: float | None = None
 
     def refused(self, terms: ModelTerms, model: str) -> ModelFailed | None:
-        """Return why the call must not be made now, or None if it may."""
+        """Return why the call must not be made now, or None if it may be made."""
         if exhausted := terms.exhausted:
             return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
         if terms.models and model not in terms.models:
@@ -99,7 +99,8 @@ class ModelCall:
     ) -> ModelAnswer | ModelFailed:
         """Make the call unless the token budget or a limit that `take` returns prevents it.
 
-        `take` reserves the tokens of the prompt and the answer, and returns the budget that has too few left, if any.
+        `take` reserves the tokens of the prompt and the answer, and returns a budget that has too few tokens left, if
+        any.
         """
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))

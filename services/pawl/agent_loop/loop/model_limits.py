@@ -96,7 +96,7 @@ class ModelLimits:
             self._ended[call.model_call_id] = CountedCall(store_id, server, more)
 
     def count(self, model_call_id: str) -> None:
-        """Count the tokens of an ended call, and end its reservation."""
+        """Count the tokens of a completed call, and release its reservation."""
         if (call := self._ended.pop(model_call_id, None)) is not None and self._shared is not None:
             self._shared.used(model_call_id, call)
 

@@ -72,9 +72,9 @@ class Tasks:
 
 
 class Slots:
-    """A limit on the number of tasks that make a step at the same time. Tasks are served in order of arrival.
+    """A limit on the number of tasks that execute a step at the same time. Tasks are served in order of arrival.
 
-    A step that takes longer than two seconds, for example in an outage, gives up its slot, so that it cannot block
+    A step that takes longer than two seconds, for example during an outage, releases its slot, so that it cannot block
     others.
     """
 

@@ -94,7 +94,7 @@ class Tool(Generic[P, R]):
         try:
             parameters = self.signature.bind(arguments)
         except (msgspec.ValidationError, pydantic.ValidationError) as error:
-            raise ToolError(f"the arguments of {self.name} do not fit: {error}") from None
+            raise ToolError(f"invalid arguments for {self.name}: {error}") from None
         if self.signature.context_parameter:
             parameters[self.signature.context_parameter] = context
         function: Callable[..., R] = self.function

@@ -55,7 +55,7 @@ def left(state: State) -> int | None:
 
 
 def used(state: State) -> int:
-    """Return how many tokens of the run's budget are used, including by runs that share the budget."""
+    """Return how many tokens of the run's budget have been used, including by runs that share the budget."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.run.own_tokens))
 

@@ -23,7 +23,7 @@ from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry has returned the run's tools, so the run can start. The program's cursor is then `cursor`."""
+    """The registry has returned the run's tools, so the run can start. `cursor` is the program's initial cursor."""
 
     tools: tuple[PinnedTool, ...]
     # Tools beyond a run's maximum.
@@ -139,7 +139,7 @@ class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A progress report of a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
+    """A progress report from a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
 
     `has_checkpoint` means that the tool has stored a checkpoint since the last progress report.
     """

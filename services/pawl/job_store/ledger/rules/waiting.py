@@ -324,7 +324,7 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"
         case _:
-            raise ValueError(f"no run waits for {reason.name}")
+            raise ValueError(f"no run is waiting for {reason.name}")
 
 
 def _approvals(calls: Sequence[CallRow]) -> str:
