@@ -12,9 +12,7 @@ const SCALE_MIN = 0.75;
 const SKETCH = { scale: 0.12, width: 176, height: 36 };
 
 /** A node with the branches below it. */
-export function flat(node: NodeExecutionJson): NodeExecutionJson[] {
-  return [node, ...(node.nodes ?? []).flatMap(flat)];
-}
+export const flat = (node: NodeExecutionJson): NodeExecutionJson[] => [node, ...(node.nodes ?? []).flatMap(flat)];
 
 function useLayout(nodes: NodeExecutionJson[], edges: Edge[]): Layout {
   const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
