@@ -85,6 +85,16 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens_max <= self.tokens_used
 
 
+class RateReached(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of model calls or tokens per minute is reached. The next attempt may follow at `end_time`."""
+
+    end_time: float
+
+    @property
+    def kind(self) -> WaitKind:
+        return WaitKind.RATE
+
+
 class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on a run's next model call. `models` is empty if all are allowed.
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import field
 
 from pawl import values
-from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget
+from pawl.agent_loop.agents.rules import AgentVersion, RateReached, TokenBudget
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
@@ -84,7 +84,7 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     answer: ModelAnswer
     jitter: float
     tokens_needed: int = 0
-    used_up: TokenBudget | None = None
+    used_up: TokenBudget | RateReached | None = None
     shown: Shown = field(default_factory=Shown)
     model_call_id: str = ""
 
