@@ -122,7 +122,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
         <strong title={visible(call.toolName ?? "")}>{title(call.toolName)}</strong>
         <span class="object">{objectOf(call)}</span>
         <span class={`state ${isBusy ? "dots" : ""}`}>{status}</span>
-        <span class="result">{!status && resultLine(call)}</span>
+        <span class="result">{(!status || state === "CALL_STATE_FAILED") && resultLine(call)}</span>
         {took(call) && <span class="took">{took(call)}</span>}
       </summary>
       {shown && (

@@ -142,7 +142,7 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
         <span role="rowheader" class="cut">
           {bar.kind === "call" ? (
             <>
-              <button class="plain small" onClick={onCall}>{title(bar.name)}</button>
+              <button class="plain small" onClick={onCall}>{title(bar.name)} <span class="quiet">{bar.of}</span></button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
           ) : bar.kind === "round" ? (
@@ -164,7 +164,7 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
         <button class="second small" aria-label="Zoom out" disabled={zoom === 1} onClick={() => setZoom(zoom / ZOOM)}>−</button>
         <button class="second small" aria-label="Zoom in" onClick={() => setZoom(zoom * ZOOM)}>+</button>
       </div>
-      <div class="axis quiet" aria-hidden="true">{AXIS.map((part) => <span key={part}>{lasted((from - start + part * shown) / 1000)}</span>)}</div>
+      <div class="axis quiet" aria-hidden="true">{AXIS.map((part) => <span key={part}>{from + part > start ? lasted((from - start + part * shown) / 1000) : 0}</span>)}</div>
       <Rows name="Timeline" role="table" items={bars} size={ROW} height={TIMELINE_HEIGHT} row={row} />
     </section>
   );
@@ -245,7 +245,7 @@ function Said({ role, content = "", calls = [] }: { role: string; content?: stri
   return (
     <div class="said">
       <strong>{role}</strong>
-      <div>{content && <p class="prose">{visible(content.slice(0, SAID_SHOWN))}{content.length > SAID_SHOWN && " …"}</p>}{calls.map((call, key) => <code key={key}>{visible(call)}</code>)}</div>
+      <div>{content && <p class="prose" tabIndex={0}>{visible(content.slice(0, SAID_SHOWN))}{content.length > SAID_SHOWN && " …"}</p>}{calls.map((call, key) => <code key={key}>{visible(call)}</code>)}</div>
     </div>
   );
 }
