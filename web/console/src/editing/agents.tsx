@@ -33,6 +33,8 @@ export function Care({ category = "" }: { category?: string | undefined }): VNod
   return tone === "ok" ? <span class="quiet">{text}</span> : <Badge tone={tone}>{text}</Badge>;
 }
 
+export const sourceOf = ({ source = "" }: ToolJson): string => source.replace(/^module:(.*\.)?/, "").replaceAll("_", " ").replace("builtin", "built in");
+
 const FILTER_FROM = 8;
 
 function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
@@ -67,7 +69,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
           </div>
           {tools.length > FILTER_FROM && <input type="search" aria-label="Filter the tools" placeholder={`Search ${tools.length} tools`} value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
           <div class="options" tabIndex={0} role="group" aria-label="Chosen tools">
-            {shown.map(({ definition: { name = "", description = "", category } = {}, source }) => (
+            {shown.map(({ definition: { name = "", description = "", category } = {}, source = "" }) => (
               <label key={name}>
                 <input
                   type="checkbox"
@@ -78,7 +80,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
                   <b>{visible(name)}</b>
                   <small class="cut quiet">{visible(description)}</small>
                 </span>
-                {source && source !== "builtin" && <small class="quiet">{visible(source)}</small>}
+                {source !== "builtin" && <small class="quiet">{visible(sourceOf({ source }))}</small>}
                 <Care category={category} />
               </label>
             ))}
