@@ -175,7 +175,7 @@ export function LastRuns(of: { agent: string } | { workflow: string }): VNode | 
 export function LatestRuns({ of, name, more = [] }: { of: { agent: string } | { workflow: string }; name: (run: RunJson) => string; more?: Column<RunJson>[] }): VNode {
   const columns: Column<RunJson>[] = [
     { name: "Run", of: (run) => name(run) || `Run ${run.runId?.slice(-8)}`, under: came },
-    { name: "State", size: 132, priority: 1, of: (run) => <State run={run} /> },
+    { name: "State", size: 156, priority: 1, of: (run) => <State run={run} /> },
     { name: "Started", size: 104, priority: 1, num: true, of: ({ createTime }) => time(createTime) },
     ...more,
   ];
