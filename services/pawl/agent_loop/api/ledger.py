@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Final
 
 import grpc
@@ -64,14 +64,21 @@ class PublicLedger:
     """A client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
 
     The client does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same
-    id and payload. The client calls `run_due` whenever a request may have made a run claimable.
+    id and payload. The client calls `run_due` whenever a request may have made a run claimable. `foreground` is entered
+    while a user's message is being accepted.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        run_due: Callable[[], None] = lambda: None,
+        foreground: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    ) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._conversations = conversation_pb2_grpc.ConversationServiceStub(channel)
         self.channel = channel
         self._run_due = run_due
+        self.foreground = foreground
 
     async def submit_message(self, message: pb.SubmitMessageRequest) -> pb.SubmitMessageResponse:
         """Submit a message.
