@@ -1,7 +1,8 @@
 """The closed set of errors that a Pawl service returns.
 
 Each reason of `pawl.error.v1.ErrorReason` has one concrete class, which is derived from the class of its kind. The
-chassis maps kinds to gRPC codes in one place, and restores the same class from a reason that a peer reports.
+first sentence of its docstring is the default message. The chassis maps kinds to gRPC codes in one place, and restores
+the same class from a reason that a peer reports.
 
     PawlError
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
@@ -10,21 +11,19 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
         DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, ChannelNotFound, DeliveryNotFound,
         ScheduleNotFound, TriggerNotFound, CompletionNotFound, WorkflowNotFound, NodeNotFound, RoundNotFound
       Unimplemented: MethodNotFound
-      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists,
-        TriggerExists
+      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists, TriggerExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
-        IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
-        AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased,
-        TriggerPaused, FeatureOff, ModelNotAllowed, Unreadable
+        IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired, AttentionNotNeeded,
+        SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased, TriggerPaused, FeatureOff,
+        ModelNotAllowed, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged, Conflict
-      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
+      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, StorageFull,
+        SlowConsumer
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
       Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
       DeadlineExceeded, Cancelled, Internal
-
-The first sentence of a class docstring is the default message of the error.
 """
 
 from __future__ import annotations
@@ -281,7 +280,7 @@ class RunEnded(FailedPrecondition):
 
 
 class RunNotEnded(FailedPrecondition):
-    """The run has not ended. Only an ended run can be undone."""
+    """The run has not ended. Only a run that has ended can be undone."""
 
 
 class NoTokenBudget(FailedPrecondition):
@@ -377,10 +376,7 @@ class LeaseLost(Aborted):
 
 
 class InboxChanged(Aborted):
-    """A command arrived that the commit did not take into account.
-
-    Read the inbox and decide again.
-    """
+    """A command arrived that the commit did not take into account. Read the inbox and decide again."""
 
 
 class Conflict(Aborted):
@@ -416,6 +412,10 @@ class PastTooLong(ResourceExhausted):
 
 class TooManyJobs(ResourceExhausted):
     """The conversation already has ten open jobs. Stop one, or wait until one ends."""
+
+
+class StorageFull(ResourceExhausted):
+    """The store has reached its limit of stored bytes. Delete conversations, or ask for a higher limit."""
 
 
 class SlowConsumer(ResourceExhausted):
@@ -459,10 +459,7 @@ class Unavailable(PawlError):
 
 
 class DependencyUnavailable(Unavailable):
-    """A service, the database or the bus cannot be reached.
-
-    Nothing was changed, or the same request id is safe to send again.
-    """
+    """A service, the database or the bus cannot be reached. The same request id is safe to send again."""
 
 
 class SourceUnreachable(Unavailable):

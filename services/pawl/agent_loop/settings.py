@@ -109,7 +109,7 @@ class AgentLoopSettings(ServiceSettings):
 
     @property
     def model_servers(self) -> Mapping[str, tuple[str, str]]:
-        """Address and key of each model server by name. The default server has no name."""
+        """The address and key of each model server, by name. The default server's name is empty."""
         key = self.openai_api_key.get_secret_value() if self.openai_api_key else ""
         found = {"": (self.openai_base_url, key)}
         for name, server in self.limits.model_servers.items():

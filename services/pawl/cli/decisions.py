@@ -124,7 +124,7 @@ def for_series(
 
 
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
-    """Return a pending call. In another user's run, approvers find only calls that wait for approval.
+    """Return a pending call. In another user's run, approvers find only calls that are waiting for approval.
 
     In the caller's own run, also find calls that ask another user by name. The server then reports who can decide.
 
@@ -200,7 +200,7 @@ def rule_notice(rule: rule_pb2.Rule) -> str:
 
 async def _check_rememberable(target: AsyncClient, call: call_pb2.Call) -> None:
     if call.state != call_pb2.CALL_STATE_AWAITING_APPROVAL:
-        raise CommandError("Only approvals can be remembered, and this call does not await approval.")
+        raise CommandError("Only approvals can be remembered, and this call is not waiting for approval.")
     if call.approval.approvals_required > 1:
         raise CommandError("This call needs two approvers each time. A rule cannot replace them.")
     try:

@@ -91,10 +91,10 @@ def dev(
 
     The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or
-    resources are reloaded. Errors are printed, and shown in the console. A
-    file with an error keeps its last good tools or resources until it is fixed.
-    Data is in the subfolder .pawl, unless --data or PAWL_DATA names another
-    folder.
+    resources are reloaded. Errors are printed, and shown in the console. The
+    last good tools or resources of a file with an error stay in use until it
+    is fixed. Data is in the subfolder .pawl, unless --data or PAWL_DATA names
+    another folder.
     """
     given: Flags = context.obj
     product = folder.resolve()
@@ -145,7 +145,7 @@ async def _follow(suite: Suite, folder: Path) -> None:
 
 
 class _Shown:
-    """Shows in the console what is broken, and prints when the resources are valid again."""
+    """Shows in the console what is broken, and prints a message when the resources are valid again."""
 
     def __init__(self, suite: Suite) -> None:
         self.suite = suite
@@ -183,7 +183,7 @@ def _print_watched(folder: Path) -> None:
 def _print_tools(suite: Suite, done: str) -> None:
     print(f"{done}: {', '.join(suite.loaded_tools) or 'none'}.", flush=True)
     if broken := suite.broken_tools:
-        print("These files have errors. Their last good tools stay until the errors are fixed:", flush=True)
+        print("These files have errors. Their last good tools stay in use until the errors are fixed:", flush=True)
     for line in broken:
         print(f"  {wording.clean(line)}", flush=True)
 

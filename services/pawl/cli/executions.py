@@ -131,8 +131,8 @@ def _time(time: Timestamp) -> datetime:
 async def follow_execution(target: AsyncClient, console: Console, run_id: str) -> int:
     """Show a run's nodes until the run ends. Return the exit code.
 
-    On a terminal, the tree is updated live. Elsewhere, print each call that waits for a person and, at the end, the
-    tree.
+    On a terminal, the tree is updated live. Elsewhere, print each call that is waiting for a person and, at the
+    end, the tree.
     """
     follows(target)
     shown = set[tuple[str, int]]()
@@ -154,7 +154,7 @@ async def follow_execution(target: AsyncClient, console: Console, run_id: str) -
 
 
 def hints(run: run_pb2.Run) -> dict[tuple[str, int], str]:
-    """Return what to do about each call that waits for a person, in the run and in the runs below it."""
+    """Return what to do about each call that is waiting for a person, in the run and in the runs below it."""
     return {
         (call.call_id, call.state): f"{_question(call)}\n  {hint(call, decides=decides(run))}"
         for call in run.pending_calls

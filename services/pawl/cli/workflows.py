@@ -151,7 +151,7 @@ async def rerun(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would run again.")] = False,
     detach: Detach = False,
 ) -> int:
-    """Run an ended run again from a node, and reuse the outputs of nodes that do not depend on it."""
+    """Rerun a workflow run that has ended, from a node. Reuses the outputs of nodes that do not depend on the node."""
     answer = await ask(target, workflow_pb2.RerunFromRequest(run_id=run_id, node=node, validate_only=dry_run))
     say(console, f"reused: {', '.join(answer.reused_nodes) or 'nothing'}")
     say(console, f"runs again: {', '.join(answer.rerun_nodes)}")

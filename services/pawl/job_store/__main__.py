@@ -21,11 +21,9 @@ async def main(stop: asyncio.Event) -> None:
     limits = Limits(
         store_queue_max=settings.queued_runs_per_store,
         slots=SlotLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user),
+        conversation_retention_days=settings.conversation_retention_days,
     )
-    retention = RetentionPeriods(
-        events_seconds=settings.event_retention_days * 86_400,
-        conversations_seconds=settings.conversation_retention_days * 86_400,
-    )
+    retention = RetentionPeriods(events_seconds=settings.event_retention_days * 86_400)
     async with Service("job_store", settings) as service:
         database = await service.open_database()
         await service.create_schema(database, "job_store", append_only=("key_events", "settings_changes"))

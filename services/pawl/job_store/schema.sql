@@ -61,7 +61,7 @@ CREATE INDEX conversations_erasing ON conversations (erase_time, store_id, conve
     WHERE erase_parts <> '{}';
 CREATE INDEX conversations_forks ON conversations (store_id, fork_of) WHERE fork_of <> '';
 -- For the retention sweep.
-CREATE INDEX conversations_idle ON conversations (update_time) WHERE active_run_id IS NULL;
+CREATE INDEX conversations_idle ON conversations (store_id, update_time) WHERE active_run_id IS NULL;
 -- Two concurrent creations with one key end up in one conversation.
 CREATE UNIQUE INDEX conversations_key ON conversations (store_id, user_id, key_hash) WHERE key_hash IS NOT NULL;
 CREATE INDEX conversations_labels ON conversations USING gin (string_to_array(labels, E'\n')) WHERE labels <> '';
@@ -89,7 +89,7 @@ CREATE TABLE messages (
     PRIMARY KEY (store_id, conversation_id, number)
 );
 CREATE INDEX messages_summaries ON messages (store_id, conversation_id, summarised_to) WHERE summarised_to > 0;
-CREATE INDEX messages_unswept ON messages (create_time) WHERE summarised_to > 0 AND NOT swept;
+CREATE INDEX messages_unswept ON messages (store_id, create_time) WHERE summarised_to > 0 AND NOT swept;
 
 CREATE TABLE runs (
     store_id text COLLATE "C" NOT NULL,
@@ -563,9 +563,9 @@ CREATE TABLE usage_hours (
     calls_failed bigint NOT NULL DEFAULT 0,  -- or with an unknown outcome
     calls_refused bigint NOT NULL DEFAULT 0,  -- rejected, cancelled or expired
     call_milliseconds bigint NOT NULL DEFAULT 0,  -- from start to end
-    PRIMARY KEY (store_id, agent_name, day, hour, user_id, tool_name, model, slot)
+    PRIMARY KEY (store_id, day, agent_name, hour, user_id, tool_name, model, slot)
 ) WITH (fillfactor = 50);
-CREATE INDEX usage_hours_of_store ON usage_hours (store_id, day);
+-- For merging the hours of old days, and for figures of all stores.
 CREATE INDEX usage_hours_fine ON usage_hours (day) WHERE hour >= 0;
 CREATE INDEX usage_hours_old ON usage_hours (day);
 
@@ -580,7 +580,7 @@ CREATE TABLE token_days (
 ) WITH (fillfactor = 50);
 CREATE INDEX token_days_old ON token_days (day);
 
--- When a rate of model calls is unused again. Lost in a crash of the database, after which a minute's worth is free.
+-- When a rate of model calls or events is unused again. Lost in a crash of the database, after which a minute's worth is free.
 -- The store is empty for the rates of model servers.
 CREATE UNLOGGED TABLE model_rates (
     store_id text COLLATE "C" NOT NULL,

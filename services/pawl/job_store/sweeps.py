@@ -17,6 +17,7 @@ from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.reading import DueTimes
 from pawl.job_store.ledger.rules.attention import Silence
 from pawl.job_store.ledger.rules.rows import ConversationKey
@@ -51,6 +52,10 @@ _STATS_SECONDS: Final = 15.0
 _STATS_SECONDS_MAX: Final = 60.0
 _STATS_PAUSE_TIMES: Final = 500
 _SEARCH_SECONDS: Final = 3.0
+_DAY_SECONDS: Final = 86_400.0
+_SIZES_SECONDS: Final = 30.0
+# Counting large stores takes at most this part of the time.
+_SIZES_PAUSE_TIMES: Final = 20
 _INDEXED_AT_ONCE: Final = 20
 # Pause within a large backlog, so that other work runs first.
 _SEARCH_PAUSE_SECONDS: Final = 0.05
@@ -184,10 +189,9 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
+    """The retention period of each kind of record except conversations, and the interval between sweeps, in seconds."""
 
     events_seconds: float
-    conversations_seconds: float
     requests_seconds: float = 48 * 3600.0
     unsent_seconds: float = 24 * 3600.0
     sent_seconds: float = 24 * 3600.0
@@ -195,13 +199,17 @@ class RetentionPeriods:
     interval_seconds: float = 600.0
 
 
-async def remove_expired(retention: PostgresRetention, clock: Clock, periods: RetentionPeriods) -> None:
+async def remove_expired(
+    retention: PostgresRetention, clock: Clock, periods: RetentionPeriods, limits_of: LimitsOf
+) -> None:
     while True:
-        await sweep_retention(retention, clock, periods)
+        await sweep_retention(retention, clock, periods, limits_of)
         await clock.sleep(periods.interval_seconds)
 
 
-async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
+async def sweep_retention(
+    retention: PostgresRetention, clock: Clock, keep: RetentionPeriods, limits_of: LimitsOf
+) -> None:
     """Remove all expired records. If a step fails, continue with the other steps."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
@@ -211,11 +219,19 @@ async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: Rete
     await _empty(clock, retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
     await _empty(clock, retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
     await _empty(clock, retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
-    await _empty(clock, retention.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
-    await _empty(clock, retention.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+    for ages, remove in (
+        (retention.summary_ages, retention.remove_summarised),
+        (retention.conversation_ages, retention.remove_conversations),
+    ):
+        for store_id, age_seconds in (await ages()).items():
+            seconds = limits_of(store_id).conversation_retention_days * _DAY_SECONDS
+            if age_seconds > seconds:
+                await _empty(clock, remove, seconds, store_id=store_id, rows_max=_ROWS_BATCH)
 
 
-async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int) -> None:
+async def _empty(
+    clock: Clock, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int | str
+) -> None:
     """Call `remove` until nothing is left. If the records have a fixed age limit, pass None for `seconds`."""
     bounds = batch if seconds is None else {"older_than_seconds": seconds, **batch}
     try:
@@ -232,6 +248,15 @@ async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, cloc
         meter.ledger_counted(await stats.count())
         pause = (clock.monotonic() - start) * _STATS_PAUSE_TIMES
         await clock.sleep(min(max(_STATS_SECONDS, pause), _STATS_SECONDS_MAX))
+
+
+async def count_stored_bytes(settings: SettingsSnapshot, clock: Clock) -> None:
+    """Count the data of stores that have a limit every 30 s or, if counting is slow, less often."""
+    while True:
+        start = clock.monotonic()
+        await settings.count_stored_bytes()
+        pause = (clock.monotonic() - start) * _SIZES_PAUSE_TIMES
+        await clock.sleep(max(_SIZES_SECONDS, pause))
 
 
 async def add_refusals(triggers: Triggers, clock: Clock) -> None:

@@ -151,7 +151,7 @@ def on_postgres(
 
     See `PostgresJournal` for `keeps_lifecycle`, `AllSettings` for `forced_off`, and `GroupCommit` for `one_store`.
     """
-    announcer, cache = NatsAnnouncer(bus), RunCache(clock.monotonic)
+    announcer, cache, meter = NatsAnnouncer(bus), RunCache(clock.monotonic), PrometheusMeter(metrics)
     settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off, announcer.work_ready)
     ports = Ports(
         journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle, off=settings.off),
@@ -161,10 +161,9 @@ def on_postgres(
         offer_repository=PostgresOfferRepository(database),
         attention_repository=PostgresAttentionRepository(database),
         announcer=announcer,
-        meter=PrometheusMeter(metrics),
+        meter=meter,
         clock=clock,
     )
-    meter = ports.meter
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
     parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
     group_commit, ledger, exports = parts.group_commit, parts.ledger, PostgresExports(database)
@@ -178,14 +177,15 @@ def on_postgres(
         "on": partial(sweeps.start_turns_where_on, settings, ledger, clock),
         "relay": relay.run,
         "settings": settings.run,
-        "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),
+        "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods, settings.limits_of),
         "search": partial(sweeps.index_texts, PostgresSearchIndex(database), clock),
+        "sizes": partial(sweeps.count_stored_bytes, settings, clock),
         "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, settings), meter, clock),
     }
 
     def add_to(server: RpcServer) -> None:
         internal = partial(server.add, service_only=True)
-        internal(add_LedgerServiceServicer_to_server, LedgerServicer(ledger))
+        internal(add_LedgerServiceServicer_to_server, LedgerServicer(ledger, PostgresModels(database).pause_seconds))
         server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing, exports))
         server.add_forwarded(add_AgentServiceServicer_to_server, ListServicer(ledger))
         server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))

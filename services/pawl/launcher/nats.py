@@ -134,7 +134,7 @@ class Nats:
         return self.folder / "nats.conf"
 
     async def _probe(self) -> Addresses | None:
-        """Return the address if the server sends its greeting, which means that JetStream is ready, otherwise None."""
+        """Return the address, or None until the server sends its greeting, which it does once JetStream is ready."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)

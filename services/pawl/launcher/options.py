@@ -26,7 +26,7 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """A set to apply, with its store and user. By default, they are those of the local key."""
+    """A set to apply, with its store and user, which default to the local key's store and user."""
 
     folder: Path
     store: str = ""

@@ -117,8 +117,8 @@ class Postgres:
         version = (self.folder / "PG_VERSION").read_text(encoding="utf-8").strip()
         if version != str(VERSION):
             raise StartError(
-                f"{self.folder} was made by PostgreSQL {version}, and this Pawl embeds {VERSION}: migrate the data "
-                "with pg_upgrade, or choose another folder with --data."
+                f"{self.folder} was created by PostgreSQL {version}, but this version of Pawl embeds {VERSION}: "
+                "migrate the data with pg_upgrade, or choose another folder with --data."
             )
         await self._clear_pid_file()
 

@@ -132,7 +132,7 @@ class Process:
                 of the log.
         """
         if self._failure is None:
-            raise StartError(f"{self.name} is not started.")
+            raise StartError(f"{self.name} has not been started.")
         ready = asyncio.ensure_future(self._ready.wait())
         try:
             either: set[asyncio.Future[Any]] = {ready, self._failure}

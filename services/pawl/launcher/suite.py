@@ -137,14 +137,14 @@ class Suite:
 
     @property
     def loaded_tools(self) -> list[str]:
-        """Names of the tools that were loaded from PAWL_TOOLS the last time."""
+        """Names of the tools from the last time that PAWL_TOOLS was loaded."""
         entries = (entry for process in self._processes.values() for entry in process.log.events("tool.loaded"))
         modules = (entry.get("tools", []) for entry in entries if entry.get("source", "").startswith("module:"))
         return sorted({name for names in modules for name in names})
 
     @property
     def broken_tools(self) -> list[str]:
-        """Modules in PAWL_TOOLS that failed to load the last time, each with its error."""
+        """Modules that failed the last time that PAWL_TOOLS was loaded, each with its error."""
         entries = (entry for process in self._processes.values() for entry in process.log.events("tool.module_broken"))
         return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in entries))
 
@@ -217,7 +217,7 @@ class Suite:
     @property
     def _secret_files(self) -> SecretFiles:
         if self._secrets is None:
-            raise RuntimeError("the suite is not started")
+            raise RuntimeError("the suite has not been started")
         return self._secrets
 
     def _write_service_keys(self, secrets: SecretFiles) -> None:

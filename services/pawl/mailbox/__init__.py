@@ -1,1 +1,1 @@
-"""A reader of mailboxes over IMAP. It delivers messages to triggers (docs/guides/triggers.md, "Mailboxes")."""
+"""Reads mailboxes over IMAP, and delivers messages to triggers (docs/guides/triggers.md, "Mailboxes")."""

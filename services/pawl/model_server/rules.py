@@ -70,7 +70,7 @@ def job_id(content: str | None) -> str:
 
 
 def notice_text(notice: Mapping[str, Any]) -> str:
-    job = f"The job {notice.get('job_id')} ({notice.get('tool')})"
+    job = f"The job {notice.get('tool')}"
     outcome = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
     outcome = outcome.removesuffix(".")
     if "report" in notice:
@@ -84,7 +84,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return a result's note as ` (note)`, or "" if it has none. For example, a reviewer edited the call."""
+    """Return a result's note as ` (note)`, or "" if it has none. It may say that a reviewer edited the call."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 

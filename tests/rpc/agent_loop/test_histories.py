@@ -184,7 +184,8 @@ class Game:
         database = self._worker.replica.database
         for table, column in (("messages", "create_time"), ("runs", "create_time"), ("runs", "end_time")):
             await database.execute(f"UPDATE job_store.{table} SET {column} = {column} - interval '31 days'")  # noqa: S608
-        while await PostgresRetention(database).remove_summarised(older_than_seconds=DAY_SECONDS, rows_max=100):
+        asked: Any = {"store_id": "acme", "older_than_seconds": DAY_SECONDS, "rows_max": 100}
+        while await PostgresRetention(database).remove_summarised(**asked):
             pass
 
     async def erase(self) -> None:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from pawl.chassis.identity.auth import Authenticator
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, StoreId
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc import limits as rpc_limits
 from pawl.chassis.rpc.client import open_channel
@@ -45,10 +45,16 @@ RETENTION = RetentionPeriods(
     unsent_seconds=DAY_SECONDS,
     sent_seconds=DAY_SECONDS,
     events_seconds=7 * DAY_SECONDS,
-    conversations_seconds=30 * DAY_SECONDS,
     keys_seconds=90 * DAY_SECONDS,
     interval_seconds=600,
 )
+
+
+ACME = StoreId("acme")
+
+
+def limits_of(_store_id: StoreId) -> Limits:
+    return Limits(slots=SLOT_LIMITS, conversation_retention_days=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

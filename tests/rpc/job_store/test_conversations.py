@@ -20,7 +20,7 @@ from pawl.job_store.ledger.store.segments import OTHERS_BYTES_MAX
 from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
 from pawl.tool_registry.ledger import LedgerReads
-from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
+from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica, limits_of
 from tests.rpc.job_store.user import Owner, User, result
 from tests.rpc.refusals import raises
 
@@ -136,7 +136,7 @@ async def test_search_words_and_keys_are_deleted_with_their_conversation(user: U
     await update(user, old, title="gone soon")
     await index_all(database)
     await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
-    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION)
+    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION, limits_of)
     for table in ("conversations", "conversation_words", "messages"):
         assert await database.fetchval(f"SELECT count(*) FROM job_store.{table}") == 0  # noqa: S608
     assert (await user.submit(conversation_key="k")).run.conversation_id != old

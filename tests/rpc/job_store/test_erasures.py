@@ -19,7 +19,7 @@ from pawl.job_store.erasure.store.erasures import PostgresErasures
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.server.db.database import Database
 from tests.poll import until
-from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
+from tests.rpc.job_store.conftest import ACME, DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import answered, get, index_all, listed, update
 from tests.rpc.job_store.test_upkeep import age_conversation
 from tests.rpc.job_store.user import User, result
@@ -274,7 +274,7 @@ async def test_erasing_is_shared_by_replicas_and_its_receipts_expire_with_the_co
             await sweeps[0].erasures.done(key_of(conversation_id), part)
         await age_conversation(database, conversation_id)
     retention = PostgresRetention(database)
-    while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=500):
+    while await retention.remove_conversations(store_id=ACME, older_than_seconds=30 * DAY_SECONDS, rows_max=500):
         pass
     assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 0
     await raises(ConversationNotFound, erase(replicas[0], ids[0]))
@@ -314,7 +314,7 @@ async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(repl
         for each in columns:
             await replica.database.execute(f"UPDATE job_store.{table} SET {each} = {each} - interval '31 days'")  # noqa: S608
     retention = PostgresRetention(replica.database)
-    while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
+    while await retention.remove_summarised(store_id=ACME, older_than_seconds=30 * DAY_SECONDS, rows_max=2):
         pass
     await raises(RunNotFound, user.run(run_id))
 

@@ -22,7 +22,7 @@ from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
-from tests.rpc.job_store.conftest import RETENTION, Replica
+from tests.rpc.job_store.conftest import RETENTION, Replica, limits_of
 from tests.rpc.job_store.test_conversations import get, index_all, listed
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import Owner, User, result
@@ -81,7 +81,7 @@ async def age(database: Database, *conversation_ids: str) -> None:
 
 
 async def sweep(database: Database) -> None:
-    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION)
+    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION, limits_of)
 
 
 async def count(database: Database, table: str) -> int:

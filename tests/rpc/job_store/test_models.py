@@ -18,8 +18,10 @@ from pawl.job_store.store_settings.rules import Layer, Settings
 from pawl.job_store.store_settings.snapshot import SettingsSnapshot
 from pawl.job_store.store_settings.store import PostgresSettings
 from pawl.job_store.sweeps import sweep_retention
-from tests.rpc.job_store.conftest import RETENTION, Replica
+from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica, limits_of
 from tests.rpc.job_store.test_settings import DEPLOYMENT
+from tests.rpc.job_store.test_upkeep import DELTA
+from tests.rpc.job_store.user import User
 
 _numbers = itertools.count(1)
 
@@ -78,7 +80,7 @@ async def test_a_repeated_request_counts_the_start_and_the_end_of_a_call_once(re
         await take(replica, model_call_id="c1", tokens=100, ended=True)
     assert 20 < (await take(replica, tokens=1)).wait_seconds <= 37
     await replica.database.execute("UPDATE job_store.model_calls SET expire_time = now() - interval '1 second'")
-    await sweep_retention(PostgresRetention(replica.database), SystemClock(), RETENTION)
+    await sweep_retention(PostgresRetention(replica.database), SystemClock(), RETENTION, limits_of)
     assert not await replica.database.fetchval("SELECT count(*) FROM job_store.model_calls")
 
 
@@ -119,6 +121,24 @@ async def test_calls_in_progress_reserve_their_tokens_in_all_budgets(replica: Re
     asked = Settings(layer=Layer.CEILING, store_id=StoreId("acme"), version=1, limits={"daily_tokens": 1000})
     await other.update(DEPLOYMENT, asked, (), only_check=False)
     assert not (await reserve("eve", tokens=100)).HasField("budget")
+
+
+async def test_a_store_above_its_rate_of_events_is_told_to_pause_by_all_replicas_and_loses_none(
+    start: StartReplica,
+) -> None:
+    replicas = await start(), await start()
+    await limit(replicas[0], events_per_second=1)
+    await replicas[1].settings.refresh()
+    owners = [await User(each.stub).start() for each in replicas]
+    found = [
+        (await owners[number % 2].commit(events=[DELTA] * count)).output_pause_seconds
+        for number, count in enumerate((1, 30, 10, 200))
+    ]
+    assert (found[0], found[3]) == (0, 60)
+    assert 20 < found[1] <= 30 < found[2] <= 40
+    other = await User(replicas[0].stub, store_id="beta").start()
+    assert not (await other.commit(events=[DELTA] * 100)).output_pause_seconds
+    assert [(await each.commit()).last_seq for each in owners] == [14, 233]
 
 
 async def test_a_clock_that_was_set_back_blocks_no_calls(replica: Replica) -> None:

@@ -12,8 +12,8 @@ from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import CredentialId, IdSource, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translated
-from pawl.errors import Conflict, FeatureOff, InvalidField, ModelNotAllowed
-from pawl.event.v1 import agent_pb2, run_pb2, schedule_pb2
+from pawl.errors import Conflict, FeatureOff, InvalidField, ModelNotAllowed, StorageFull
+from pawl.event.v1 import agent_pb2, call_pb2, message_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import agents_pb2, ledger_pb2
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.models_pb2 import ReportModelServerRequest
@@ -29,9 +29,10 @@ from tests.fakes.manual_clock import ManualClock
 from tests.poll import until
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_background import asks_for, claimed_jobs, ended, start_jobs
+from tests.rpc.job_store.test_forks import past_of
 from tests.rpc.job_store.test_schedules import SKIPPED, Timer
 from tests.rpc.job_store.test_triggers import Hook
-from tests.rpc.job_store.user import User
+from tests.rpc.job_store.user import User, result
 from tests.rpc.refusals import raises
 
 DEPLOYMENT = user_principal(
@@ -246,6 +247,46 @@ async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(r
     assert [(each.name, each.value) for each in explained[-2:]] == [("models", "small, tiny"), ("model_server", "eu")]
 
 
+async def test_a_full_store_starts_no_run_until_data_is_deleted_or_its_limit_is_raised(
+    replica: Replica, user: User
+) -> None:
+    async def limit(stored_bytes: int, version: int) -> None:
+        asked = Settings(layer=Layer.DEPLOYMENT, version=version, limits={"stored_bytes": stored_bytes})
+        await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+
+    owner, beta = await user.start("x" * 1000, request_id="r1"), User(replica.stub, store_id="beta")
+    call = owner.call("c1", call_pb2.CALL_STATE_FAILED, result=result())
+    await owner.commit(calls=[call], messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="z")])
+    columns = {"messages": "body", "events": "events", "calls": "arguments || coalesce(result, '')"}
+    sizes = [
+        await replica.database.fetchval(f"SELECT sum(octet_length({column})) FROM job_store.{table}")  # noqa: S608
+        for table, column in columns.items()
+    ]
+    await limit(sum(sizes), 0)
+    await beta.submit()
+    await replica.settings.count_stored_bytes()
+    for refused in (
+        user.submit(),
+        user.stub.StartJob(asks_for(user)),
+        user.stub.ImportConversation(past_of(user)),
+    ):
+        await raises(StorageFull, refused)
+    assert (await user.submit("x" * 1000, request_id="r1")).run.run_id == owner.run_id
+    assert (await user.submit("undo", undo=run_pb2.Undo(run_id=owner.run_id))).run.run_id
+    await beta.submit()
+    asked = pb.ExplainSettingsRequest(store_id="acme")
+    explained = (await SettingsServiceStub(replica.channel).ExplainSettings(asked)).explanations
+    (size,) = (each for each in explained if each.name == "stored_bytes")
+    assert (size.value, f"has {sum(sizes)} bytes" in size.reason) == (str(sum(sizes)), True)
+    await limit(10**6, 1)
+    await user.submit()
+    await limit(sum(sizes), 2)
+    await raises(StorageFull, user.submit())
+    await replica.database.execute("DELETE FROM job_store.events WHERE store_id = 'acme'")
+    await replica.settings.count_stored_bytes()
+    await user.submit()
+
+
 async def test_a_setting_can_name_only_a_model_server_that_an_agent_loop_has_reported(replica: Replica) -> None:
     async def named(server: str, version: int) -> None:
         asked = Settings(layer=Layer.DEPLOYMENT, model_server=server, version=version)
@@ -280,7 +321,7 @@ async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 15 + ["1", "all", "default"]
+    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 17 + ["30", "1", "1", "all", "default"]
     assert [each.value for each in explained[1:]] == values
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, StoreId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.cache import RunCache
+from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
-from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
+from tests.rpc.job_store.conftest import ACME, DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica, limits_of
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 from tests.rpc.refusals import raises
 from tests.unit.job_store.world import submission
@@ -53,7 +54,7 @@ class BrokenRetention(PostgresRetention):
 
 
 async def sweep(database: Database, retention: PostgresRetention | None = None) -> None:
-    await sweep_retention(retention or PostgresRetention(database), SystemClock(), RETENTION)
+    await sweep_retention(retention or PostgresRetention(database), SystemClock(), RETENTION, limits_of)
 
 
 async def test_inactive_conversations_are_deleted_completely(user: User, database: Database) -> None:
@@ -76,6 +77,20 @@ async def test_inactive_conversations_are_deleted_completely(user: User, databas
         "events": 1,
         "requests": 0,
     }
+
+
+async def test_each_store_keeps_its_conversations_for_its_own_time(replica: Replica, database: Database) -> None:
+    for store_id in ("acme", "beta", "gamma"):
+        owner = await User(replica.stub, store_id=store_id).start(conversation_id=store_id)
+        await owner.commit(state=run_pb2.RUN_STATE_FAILED, failure=FAILURE)
+        await age_conversation(database, store_id)
+    days = {"acme": 30, "beta": 32, "gamma": 5}
+
+    def of_store(store_id: StoreId) -> Limits:
+        return Limits(slots=SLOT_LIMITS, conversation_retention_days=days[store_id])
+
+    await sweep_retention(PostgresRetention(database), SystemClock(), RETENTION, of_store)
+    assert await database.fetchval("SELECT string_agg(store_id, ' ') FROM job_store.conversations") == "beta"
 
 
 async def test_conversation_with_an_open_run_is_kept_at_any_age(user: User, database: Database, owner: Owner) -> None:
@@ -127,7 +142,9 @@ async def test_large_conversation_is_deleted_in_several_transactions(user: User,
     await age_conversation(database, "old")
     retention, rounds = PostgresRetention(database), 0
 
-    while removed := await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=5):
+    while removed := await retention.remove_conversations(
+        store_id=ACME, older_than_seconds=30 * DAY_SECONDS, rows_max=5
+    ):
         rounds += 1
         assert removed <= 5 * 5
         await raises(ConversationNotFound, user.submit(conversation_id="old", conversation_must_exist=True))
@@ -218,7 +235,7 @@ async def test_partially_deleted_run_is_never_visible(user: User, database: Data
     old = [await talk(user, f"call_{number}") for number in range(5)]
     await talk(user, "call_last", summarised_to=10)
     await grow_old(database)
-    await PostgresRetention(database).remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=6)
+    await PostgresRetention(database).remove_summarised(store_id=ACME, older_than_seconds=30 * DAY_SECONDS, rows_max=6)
     left = [owner for owner in old if (await rows_of(database, owner.run_id))["runs"]]
     assert left
     for owner in left:

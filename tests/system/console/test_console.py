@@ -58,7 +58,7 @@ async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> Non
     await expect(page.locator("main:focus, main :focus")).to_have_count(1)
 
 
-async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, suite: Suite) -> None:
+async def test_user_logs_in_with_a_known_key_and_logs_out_again(open_page: NewPage, suite: Suite) -> None:
     page = await open_page(user="")
     await page.get_by_label("Your key").fill("wrong")
     await page.keyboard.press("Enter")
@@ -131,11 +131,12 @@ async def test_every_page_is_accessible_in_light_and_dark(open_page: NewPage) ->
     page = await open_page(user="axe")
     await ask_approval(page, "email dora@example.com about tea")
     conversation, run_id = page.url, await page.locator(".turn").get_attribute("data-run")
-    await click(page.locator(".card.wait"), "Edit", "Answer instead")
+    await click(page.locator(".card.wait"), "Edit")
+    await page.locator(".card.wait").get_by_text("Options", exact=True).click()
     await page.get_by_role("link", name="Details").click()
-    await expect(
-        page.get_by_role("complementary", name="Run").get_by_role("button", name="Save as JSON")
-    ).to_be_visible()
+    beside = page.get_by_role("complementary", name="Run")
+    await beside.get_by_label("More actions").click()
+    await expect(beside.get_by_role("button", name="Save as JSON")).to_be_visible()
     await barrier_free(page, "an approval beside its run")
     await page.get_by_role("button", name="Help and keyboard shortcuts").click()
     await expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()

@@ -28,7 +28,7 @@ async def test_several_approvals_can_be_decided_on_together(open_page: NewPage) 
     page = await three_wait(open_page, "several")
     mine = page.locator("[data-item]", has_text="several")
     several = page.get_by_role("group", name="Bulk decision")
-    await expect(several.get_by_role("button", name="Approve 0")).to_be_disabled()
+    await expect(several).to_have_count(0)
     # Screen readers tell the cards apart by their names.
     for name in ("ann", "bob", "carl"):
         card = page.get_by_role("group", name=re.compile(f"send_email.*{name}@example.com.*several"))
@@ -41,12 +41,13 @@ async def test_several_approvals_can_be_decided_on_together(open_page: NewPage) 
     await expect(page.get_by_role("status").filter(has_text="rejected by several: not today").first).to_be_visible()
     await expect(mine).to_have_count(1)
     await mine.get_by_role("link", name="run", exact=True).click()
-    await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
+    await expect(page.get_by_role("heading", name=re.compile("about several waits for approval"))).to_be_visible()
 
 
 async def test_approval_can_be_remembered_as_a_rule(open_page: NewPage) -> None:
     page = await open_page(user="rememberer")
     card = await ask_approval(page, "email ann@example.com about ships")
+    await card.get_by_text("Options", exact=True).click()
     await card.get_by_label("Remember as a rule").select_option("RULE_SCOPE_CONVERSATION")
     await card.get_by_role("button", name="Approve").click()
     await done(page)

@@ -46,7 +46,7 @@ DEFINITION: Final[dict[str, Any]] = {
 }
 
 
-async def test_run_is_started_followed_answered_and_run_again(open_page: NewPage) -> None:
+async def test_run_is_started_followed_answered_and_rerun(open_page: NewPage) -> None:
     page = await open_page("/workflows", user="grapher")
     await page.get_by_role("button", name="New workflow").click()
     problems = page.get_by_role("complementary", name="Preview")

@@ -109,7 +109,7 @@ async def test_a_cluster_with_another_version_or_other_secrets_is_refused_and_le
         await other.spec().probe()
     other.folder.mkdir()
     (other.folder / "PG_VERSION").write_text("16\n")
-    with pytest.raises(StartError, match="was made by PostgreSQL 16, and this Pawl embeds 18"):
+    with pytest.raises(StartError, match="was created by PostgreSQL 16, but this version of Pawl embeds 18"):
         await other.prepare()
     assert (other.folder / "PG_VERSION").read_text() == "16\n"
 
@@ -135,7 +135,7 @@ async def test_nats_requires_a_password(suite: Suite) -> None:
     writer.close()
 
 
-async def test_each_nats_user_can_publish_only_the_subjects_of_its_service(suite: Suite) -> None:
+async def test_each_nats_user_can_publish_only_to_its_services_subjects(suite: Suite) -> None:
     """I13: all other subjects are refused."""
     allowed = {
         "job_store": {"pawl.v1.s.run.r.events", "pawl.v1.s.lifecycle.completed", "pawl.internal.v1.work"},

@@ -53,7 +53,7 @@ async def test_another_agent_loop_finishes_the_runs_of_a_killed_one(
     )
 
 
-async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: Suite, agent: Agent) -> None:
+async def test_runs_survive_a_postgres_restart_and_a_killed_job_store(suite: Suite, agent: Agent) -> None:
     """OPS-4, OPS-5: a stream continues after both faults."""
 
     async def one_killed() -> None:

@@ -131,7 +131,7 @@ def test_a_run_inherits_options_that_it_does_not_set_from_its_agent() -> None:
     assert run_of(agent()).instructions == "Be brief.", "unset options come from the deployment"
 
 
-def test_the_run_agent_or_deployment_can_disable_background_calls() -> None:
+def test_the_run_its_agent_or_the_deployment_can_disable_background_calls() -> None:
     off, silent = agent(without_background=True), agent(without_guidelines=True)
     without = replace(DEFAULTS, without_background=True)
     disabled = [

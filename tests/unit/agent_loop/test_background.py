@@ -98,7 +98,7 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
 @example(parameters=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
 @example(parameters=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
 @example(parameters=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
-def test_unusual_parameters_are_refused_or_give_a_job_that_ends(
+def test_unusual_parameters_are_refused_or_result_in_a_job_that_ends(
     parameters: dict[str, Any], more: dict[str, Any], as_tool: bool
 ) -> None:
     """ASYNC-2 to ASYNC-4: the parameters include conditions, monitors and reports. A stored job reads back the same."""

@@ -54,7 +54,7 @@ async def _entered(steps: BackgroundSteps, number: int, seconds: float) -> int:
     return len(entered)
 
 
-async def test_few_background_runs_make_a_step_at_the_same_time_but_stuck_steps_do_not_count() -> None:
+async def test_only_a_few_background_runs_step_at_the_same_time_but_stuck_steps_do_not_count() -> None:
     assert await _entered(BackgroundSteps(), 6, 1.9) == 4
     assert await _entered(BackgroundSteps(), 6, 2.1) == 6
 
@@ -68,7 +68,7 @@ async def test_a_background_step_starts_after_a_pause_of_the_foreground_or_a_lim
     assert await _entered(steps, 6, QUIET_SECONDS * 0.2) == 4, "cancelled steps have released their slots"
 
 
-async def test_the_foreground_is_at_work_while_a_message_is_accepted_and_while_its_run_makes_a_step() -> None:
+async def test_the_foreground_is_at_work_while_a_message_is_accepted_and_during_each_step_of_its_run() -> None:
     world, waits = World({}, [says("Hello.")]), dict[str, list[float]]()
     steps = world.dependencies.background_steps
     agents = AsyncMock(spec=Agents)

@@ -172,7 +172,7 @@ def test_a_model_call_over_the_remaining_budget_is_not_made() -> None:
 
 
 @for_each(("used", "needed", "missing"), [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)])
-def test_the_number_of_missing_tokens_is_the_required_minus_the_remaining_number(
+def test_the_missing_tokens_are_the_required_tokens_minus_the_remaining_ones(
     used: int, needed: int, missing: int
 ) -> None:
     base = with_budget(100).base
@@ -346,7 +346,7 @@ async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(polic
     assert counted == [("store", "models.example", "answered", 1), ("rate", 2)], "only calls that were made count"
 
 
-async def test_a_run_waits_shortly_for_tokens_that_calls_in_progress_have_reserved() -> None:
+async def test_a_run_waits_briefly_for_tokens_that_calls_in_progress_have_reserved() -> None:
     """I18: it never fails for this, and its waits for a minute's limit do not lengthen its waits for a budget."""
     world = World(VERDICTS, [says("Done.")])
     world.agents.limits = dataclasses.replace(world.agents.limits, tokens={WaitKind.STORE_DAILY_TOKENS: 100})
@@ -395,7 +395,7 @@ class Counting:
         return TakeModelCallResponse()
 
 
-async def test_the_tokens_of_ended_calls_are_counted_until_job_store_answers() -> None:
+async def test_the_tokens_of_completed_calls_are_reported_until_job_store_answers() -> None:
     """None are lost if job-store is unavailable, or if other calls end while it counts."""
     store_id, stub = StoreId(STORE), Counting()
     shared = SharedModels(cast("Any", stub), {"": PerMinute(tokens=1000)})

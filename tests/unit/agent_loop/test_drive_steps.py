@@ -89,7 +89,7 @@ def size(step: CommitRunRequest) -> int:
     return results + arguments + sum(len(message.text) for message in step.messages) + len(step.loop_state)
 
 
-async def test_a_large_inbox_goes_into_several_steps() -> None:
+async def test_a_large_inbox_is_split_into_several_steps() -> None:
     world, key = await waiting()
     content = b'"%s"' % (b"x" * (LARGEST - 2))
     for call in world.ledger.calls(key):
@@ -316,7 +316,7 @@ def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError
     at_each(main, more_than=8)
 
 
-async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:
+async def test_a_takeover_mid_stream_voids_the_output_shown_so_far() -> None:
     """EVT-2, I8: the next attempt starts the answer again."""
 
     world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])

@@ -205,7 +205,7 @@ async def test_processes_that_share_outages_stop_calling_together_and_one_of_the
     assert not may_attempt
 
 
-async def test_no_store_can_close_a_healthy_server_for_others() -> None:
+async def test_no_store_can_make_a_healthy_server_unavailable_to_others() -> None:
     """A store chooses its timeouts, and its prompts may make the server fail. It may also cancel the next attempt."""
     clock, model = ManualClock(), FakeModel([])
     breaker = Breaker(model, clock.monotonic)
@@ -319,7 +319,7 @@ async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another_model() -
     assert (b"seal" in others, b'"reasoning_content":""' in others) == (False, True), "servers may require the field"
 
 
-def test_model_fallbacks_are_limited_in_number_and_named() -> None:
+def test_duplicate_model_fallbacks_are_dropped_and_invalid_ones_are_refused() -> None:
     defaults = RunDefaults(model="m")
     assert complete(AskedOptions(model_fallbacks=("a", "b", "a")), defaults).model_fallbacks == ("a", "b")
     for wrong in (("",), ("x" * 300,), tuple("abcde")):

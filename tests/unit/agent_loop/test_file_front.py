@@ -97,7 +97,7 @@ def test_the_model_sees_exactly_the_actions_of_its_tools(names: set[str]) -> Non
         assert front["properties"].keys() == {"action", "path", "file_path", "own"}
 
 
-def test_tools_of_the_client_are_not_file_tools() -> None:
+def test_client_supplied_tools_are_not_file_tools() -> None:
     own = tool("delete_file", definition_sha256="digest")
     (front,) = [each for each in file_front.offered([tool(TOOL), tool("read_file"), own]) if each.name == TOOL]
     assert json.loads(front.arguments_schema_json)["properties"]["action"]["enum"] == ["read"]
@@ -108,7 +108,7 @@ def test_tools_of_the_client_are_not_file_tools() -> None:
     assert (call.tool_name, call.state) == (TOOL, CallState.PROPOSED)
 
 
-def test_background_parameters_of_the_front_apply_to_the_resolved_call() -> None:
+def test_background_parameters_of_file_operations_apply_to_the_resolved_call() -> None:
     tools = [tool(TOOL), tool("process_file")]
     action = {"action": "process_large_file", "file_path": "/big.csv"}
     direct = proposed(TOOL, action | {"_executeAsync": True})

@@ -103,7 +103,7 @@ def test_a_judgement_cites_only_existing_calls(answer: str) -> None:
     assert len(found.cited) == len(set(parsed["citations"]))
 
 
-def test_a_judges_task_fits_the_arguments_of_an_agent_call() -> None:
+def test_a_judges_task_fits_into_the_arguments_of_an_agent_call() -> None:
     judge = GoalJudge(rubric="r" * 16_384)
     wanted = Goal(aim="a" * 16_384, criterion=GoalCriterion(judge=judge))
     attempt = replace(settled({"answer": '"' * 50_000}), call_id=CallId("attempt"), child_run_id=RunId("r"))

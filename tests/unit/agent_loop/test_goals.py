@@ -295,7 +295,7 @@ async def test_a_rejected_check_ends_the_goal() -> None:
     assert present(world.ledger.run(key).failure).reason == "REJECTED"
 
 
-async def test_attempts_have_the_tools_of_the_agent_but_not_those_of_the_goal() -> None:
+async def test_attempts_have_the_tools_of_the_agent_but_not_of_the_goal() -> None:
     world = GoalWorld(checks=[False, {"met": False, "n": 1}, True])
     options = RunOptions(tool_names=("look", "mail"))
     key = world.ledger.submit("aim", options, goal=goal(attempts_by=GoalAgent(tool_names=("look",))))

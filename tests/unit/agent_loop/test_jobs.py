@@ -62,16 +62,16 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until must look like"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when must look like"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times in"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
-        "pause of _when",
+        "pause in _when",
     ),
     ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "requires _duration"),
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "requires _duration"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
-        "for of _when",
+        "for in _when",
     ),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
@@ -93,7 +93,7 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "longer than _duration"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports must be"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports must be "every'),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports must be"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest in _reports must be"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}},
         "_until must look like",
@@ -221,7 +221,7 @@ async def test_a_background_call_returns_immediately_and_reports_its_end() -> No
     assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.NOTICE, Role.ASSISTANT]
 
 
-async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None:
+async def test_a_job_that_ends_during_a_turn_is_reported_with_the_next_batch() -> None:
     """ASYNC-5: the notice enters the running turn once, and no separate turn starts."""
 
     story = Story(

@@ -101,7 +101,7 @@ def failed(*chunks: Any) -> Problem:
         ({"object": "chat.completion.chunk", "unknown": {"deep": [1]}}, []),
     ],
 )
-def test_a_chunk_is_read_into_pieces(chunk: Any, pieces: Any) -> None:
+def test_a_chunk_is_parsed_into_pieces(chunk: Any, pieces: Any) -> None:
     assert read(chunk, STOP, DONE) == [*pieces, Finished(reason="stop")]
 
 
@@ -389,7 +389,7 @@ def test_the_fast_path_for_text_gives_the_same_pieces(content: dict[str, Any]) -
 
 
 @given(st.lists(st.sampled_from(["text", "reasoning", "usage"]), max_size=12))
-def test_texts_that_arrive_together_are_one_piece(kinds: list[str]) -> None:
+def test_texts_that_arrive_together_become_one_piece(kinds: list[str]) -> None:
     chunks = {
         "text": {"choices": [{"delta": {"content": "a"}}]},
         "reasoning": {"choices": [{"delta": {"reasoning": "b"}}]},

@@ -161,6 +161,19 @@ def test_the_first_piece_is_due_immediately_and_the_next_after_a_pause() -> None
     assert coalescer.due_at() == pytest.approx(8.24), "ten times the delay after the output before it"
 
 
+def test_a_pause_that_the_ledger_requests_delays_output_but_not_the_rest_of_a_complete_answer() -> None:
+    coalescer = Coalescer(HEAD)
+    coalescer.add(TextPiece(text="H"), 6.0)
+    coalescer.take(6.0)
+    coalescer.shown(6.0, 30.0)
+    coalescer.add(TextPiece(text="i"), 6.1)
+    assert coalescer.due_at() == 36.0
+    coalescer.take(36.0)
+    coalescer.shown(36.0, 0.0)
+    coalescer.add(TextPiece(text="!"), 36.05)
+    assert coalescer.due_at() == pytest.approx(36.1)
+
+
 @for_each("is_shown", [False, True])
 def test_the_rest_of_a_complete_answer_is_due_100_ms_after_its_end(is_shown: bool) -> None:
     """The step that commits the answer normally shows the rest earlier."""

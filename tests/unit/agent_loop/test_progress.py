@@ -76,7 +76,7 @@ def test_each_percentage_is_reported_once_and_a_minute_apart(
 
 
 @given(PERCENTS, REPORTS)
-def test_each_percentage_that_stays_passed_is_reported_within_a_minute(
+def test_each_percentage_is_reported_within_a_minute_unless_a_restart_loses_it(
     percents: tuple[int, ...], reports: list[tuple[float, float]]
 ) -> None:
     """A percentage that is lost before its report, because a restart goes back, is reported when passed again."""
@@ -86,7 +86,7 @@ def test_each_percentage_that_stays_passed_is_reported_within_a_minute(
 
 
 @given(st.integers(1, 30), REPORTS, st.floats(0, 7200))
-def test_minutes_are_reported_at_their_time_even_without_a_fraction(
+def test_progress_by_the_minute_is_reported_on_time_even_without_a_fraction(
     minutes: int, reports: list[tuple[float, float]], seconds: float
 ) -> None:
     found, end = told(job(report_seconds=minutes * 60.0), reports, seconds)
@@ -102,7 +102,7 @@ def test_minutes_are_reported_at_their_time_even_without_a_fraction(
     ],
     ids=["passed together", "a restart goes back"],
 )
-def test_a_percentage_is_reported_alone_and_once(
+def test_only_the_highest_percentage_passed_is_reported_and_only_once(
     percents: tuple[int, ...], reports: list[tuple[float, float]], seconds: float, expected: list[Told]
 ) -> None:
     assert told(job(report_percents=percents), reports, seconds)[0] == expected
@@ -206,7 +206,7 @@ async def test_progress_is_part_of_the_job_and_is_not_reported_by_default() -> N
     assert [each["state"] for each in story.stored_notices] == ["COMPLETED"]
 
 
-async def test_minutes_are_reported_while_a_call_waits_for_its_completion() -> None:
+async def test_progress_by_the_minute_is_reported_while_a_call_waits_for_its_completion() -> None:
     story = Story(calls(background("work", _reports={"minutes": 10})), seconds=1.0)
     story.world.registry.awaited["work"] = 1500.0
     await story.finish("do it", seconds_max=5000, poll_seconds=5)

@@ -160,7 +160,7 @@ async def test_the_sampling_decision_reaches_the_tools(
     assert len({each.traceparent[3:35] for each in world.registry.asked}) == 1
 
 
-async def test_a_receiver_that_hangs_costs_spans_but_nothing_else(
+async def test_a_collector_that_hangs_costs_spans_but_nothing_else(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
@@ -175,7 +175,7 @@ async def test_a_receiver_that_hangs_costs_spans_but_nothing_else(
         assert _counted(metrics, "exported") == 0
 
 
-def test_a_receiver_that_is_down_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_a_collector_that_is_down_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "_LAST_EXPORT_SECONDS", 60.0)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
@@ -201,7 +201,7 @@ def _counted(metrics: Metrics, outcome: str) -> float:
     return metrics.registry.get_sample_value("pawl_agent_loop_trace_spans_total", {"outcome": outcome}) or 0.0
 
 
-async def test_sub_agents_continue_the_trace_and_chunks_of_maps_link_to_it(trace: Trace) -> None:
+async def test_sub_agents_continue_the_trace_while_map_chunks_link_to_it(trace: Trace) -> None:
     with over_http() as receiver:
         world = workflows.world_of(says("Fine."))
         trace(world, receiver)

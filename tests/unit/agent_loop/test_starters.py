@@ -345,7 +345,7 @@ async def test_oversized_deliveries_are_refused(clock: ManualClock) -> None:
             await triggers.deliver_webhook(ANN, "trg_1", headers, body, NO_ID)
 
 
-async def test_pointers_into_the_data_set_the_conversation_and_lane(clock: ManualClock) -> None:
+async def test_json_pointers_determine_the_conversation_and_lane(clock: ManualClock) -> None:
     trigger = due_trigger(conversation_pointer="/order", concurrency_pointer="/shop", overlap=SCHEDULE_OVERLAP_QUEUE)
     first, _ = await delivered(trigger, clock, b'{"order": 1, "shop": "a"}')
     second, message = await delivered(trigger, clock, b'{"order": 1, "shop": "b"}')

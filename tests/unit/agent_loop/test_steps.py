@@ -117,7 +117,7 @@ def test_a_tool_that_asks_parks_the_run_until_each_answer() -> None:
 
 
 @pytest.mark.parametrize("is_steered", [False, True])
-def test_an_expired_or_steered_tool_question_is_returned_as_declined(*, is_steered: bool) -> None:
+def test_a_tool_question_that_expires_or_is_withdrawn_by_steering_counts_as_declined(*, is_steered: bool) -> None:
     run, call = asking()
     if is_steered:
         run.steers()

@@ -245,7 +245,7 @@ def test_the_trimmed_calls_of_a_job_are_reported_as_not_undoable(call: Call, eff
 
 
 @given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
-def test_a_plan_undoes_each_call_at_most_once_in_reverse_order_of_their_ends(sources: list[UndoSource]) -> None:
+def test_a_plan_undoes_each_call_at_most_once_starting_with_the_last_to_end(sources: list[UndoSource]) -> None:
     run = Run(
         store_id=StoreId("s"),
         user_id=UserId("u"),

@@ -54,7 +54,7 @@ async def test_published_messages_arrive_in_order(bus: Bus) -> None:
     assert got == [(f"order.{number}", b"%d" % number) for number in range(100)]
 
 
-async def test_without_a_server_starting_and_publishing_do_not_fail(metrics: Metrics) -> None:
+async def test_starting_and_publishing_do_not_fail_without_a_server(metrics: Metrics) -> None:
     """Without NATS a service is slower but still correct."""
     async with bus_to("nats://127.0.0.1:9", metrics) as bus:
         await bus.subscribe("anything", Inbox())
@@ -138,7 +138,7 @@ async def test_a_flood_is_dropped_instead_of_buffered(bus: Bus, metrics: Metrics
     assert 'pawl_test_bus_dropped_total{cause="full"}' in metrics.text().decode()
 
 
-async def test_publishing_a_batch_returns_once_the_server_stored_it(server: NatsServer, metrics: Metrics) -> None:
+async def test_publishing_a_batch_returns_once_the_server_has_stored_it(server: NatsServer, metrics: Metrics) -> None:
     inbox = Inbox()
     async with bus_to(server.url, metrics) as bus:
         await bus.wait_connected()

@@ -69,7 +69,7 @@ async def test_a_schema_of_another_version_is_refused(database: Database, older:
     await use(database)
 
 
-async def test_server_faults_are_unavailable_and_the_next_statement_works(database_url: str) -> None:
+async def test_server_faults_are_reported_as_unavailable_and_the_next_statement_works(database_url: str) -> None:
     """The faults are statement timeouts, broken connections, and a server that is full or cannot read its files."""
     faults = ["SELECT pg_sleep(300)", "SELECT pg_terminate_backend(pg_backend_pid())"]
     raising = "DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{}'; END $$"

@@ -123,7 +123,7 @@ async def test_ended_keys_are_remembered_up_to_a_limit(
     assert remembered == [False, False, True, True, True]
 
 
-async def test_changes_are_read_by_page_and_restart_on_an_older_database(
+async def test_changes_are_read_in_pages_and_from_the_start_on_an_older_database(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
     source.changes = [grant(number) for number in range(5)]

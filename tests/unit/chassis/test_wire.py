@@ -85,7 +85,7 @@ async def test_an_unknown_reason_keeps_its_kind_and_name() -> None:
     assert (type(got), got.reason, got.metadata) == (NotFound, "GOAT_NOT_FOUND", {"goat": "billy"})
 
 
-def test_errors_of_grpc_itself_are_mapped_without_their_text() -> None:
+def test_errors_from_grpc_itself_are_mapped_without_their_text() -> None:
     """The deadline of a call to a peer does not belong to the original call."""
     assert {isinstance(bare(code), PawlError) for code in grpc.StatusCode if code is not grpc.StatusCode.OK} == {True}
     unhealthy = "ipv4:127.0.0.1:42127: backend unhealthy"
@@ -101,7 +101,7 @@ def test_errors_of_grpc_itself_are_mapped_without_their_text() -> None:
     assert [(type(error), "127.0.0.1" in error.message) for error, _ in rows] == [(kind, False) for _, kind in rows]
 
 
-def test_error_details_of_another_domain_are_ignored() -> None:
+def test_error_details_from_another_domain_are_ignored() -> None:
     info = error_details_pb2.ErrorInfo(reason="RUN_NOT_FOUND", domain="elsewhere.example")
     wire = status_pb2.Status(code=5)
     wire.details.add().Pack(info)

@@ -49,7 +49,7 @@ def with_apply(monkeypatch: pytest.MonkeyPatch, *tries: list[str] | PawlError | 
     monkeypatch.setattr(applying, "apply", apply)
 
 
-async def test_the_set_is_reapplied_until_what_it_names_exists(
+async def test_a_set_is_reapplied_until_the_resources_that_it_names_exist(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
 ) -> None:
     refused = ApplyError("There is no tool 'late'.", may_pass=True)
@@ -68,7 +68,7 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
     ]
 
 
-async def test_a_warning_that_cannot_pass_is_not_retried(
+async def test_a_permanent_warning_does_not_cause_a_retry(
     monkeypatch: pytest.MonkeyPatch, options: SuiteOptions
 ) -> None:
     with_apply(monkeypatch, ["clerk: applied", "  warning: no file declares agent old; --prune deletes them"])
@@ -134,7 +134,7 @@ def test_dev_keeps_data_and_tools_in_the_folder_of_the_product(
     assert (folder / "tools").is_dir(), "tools that are added later are loaded"
 
 
-async def test_dev_reports_errors_and_their_end_on_the_terminal_and_in_the_console(
+async def test_dev_reports_on_terminal_and_console_when_errors_occur_and_when_they_are_fixed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
 ) -> None:
     suite: Any = SimpleNamespace(reload_tools=AsyncMock(), broken_tools=[], loaded_tools=["count"], options=options)
@@ -143,7 +143,7 @@ async def test_dev_reports_errors_and_their_end_on_the_terminal_and_in_the_conso
     await dev._reload_tools(suite)
     suite.broken_tools = ["tools.bad: error: x"]
     await dev._reload_tools(suite)
-    done, stays = "Reloaded the tools: count.\n", "Their last good tools stay until the errors are fixed"
+    done, stays = "Reloaded the tools: count.\n", "Their last good tools stay in use until the errors are fixed"
     assert capsys.readouterr().out == f"{done}{done}These files have errors. {stays}:\n  tools.bad: error: x\n"
     tries = iter([["clerk.yaml:1: bad", "clerk.yaml:2: worse"], []])
 

@@ -67,7 +67,7 @@ def test_a_resource_comes_after_the_resources_to_which_it_refers(graph: dict[Key
 
 
 @given(SOME, SOME, SOME, st.dictionaries(KEYS, SETS), st.tuples(st.booleans(), st.booleans()))
-def test_steps_touch_only_own_and_adopted_resources(
+def test_steps_touch_only_resources_that_the_set_owns_or_adopts(
     wanted: set[Key], changed: set[Key], existing: set[Key], sets: dict[Key, str], options: tuple[bool, bool]
 ) -> None:
     adopts, prunes = options
@@ -242,7 +242,7 @@ async def test_the_faults_of_a_workflow_are_reported_with_their_lines(tmp_path: 
     assert str(error.value) == f"{where}:5: nodes.ask.agent: there is no agent 'clerk' (make it)"
 
 
-def test_answers_of_people_are_not_booleans(tmp_path: Path) -> None:
+def test_yes_and_no_as_answer_options_are_not_read_as_booleans(tmp_path: Path) -> None:
     text = "name: w\nnodes:\n  ask: {kind: human, question: Go, options: [yes, no, on], days: [2026-01-01, true]}\n"
     found, problems = read(tmp_path, {"workflows/w.yaml": text})
     ask = found[Key("workflow", "w")]["nodes"]["ask"]

@@ -181,7 +181,7 @@ async def test_a_front_end_call_accepts_a_json_result_or_an_error() -> None:
     assert "is not JSON" in shown
 
 
-async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None:
+async def test_an_always_answer_approves_the_call_and_allows_its_tool_in_the_conversation() -> None:
     """HITL-5: the output shows how to revoke the rule."""
     agents, rules = Agents(), Rules()
     shown = await typed(agents, "always\n", call("a", conversation_id="conv_1"), rules=rules)
@@ -198,7 +198,7 @@ async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None
     assert not rules.revoked
 
 
-async def test_an_always_answer_that_fails_partly_reports_what_succeeded() -> None:
+async def test_an_always_answer_that_partly_fails_reports_what_succeeded() -> None:
     agents, rules = Agents(), Rules()
     rules.refuses_to.add("make")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
@@ -269,7 +269,7 @@ def test_stopped_job_with_one_call_shows_only_the_calls_progress() -> None:
         assert progress_text(job) == text, "100% means that the call has ended"
 
 
-def test_reports_are_given_as_a_word_or_as_json_and_others_are_refused() -> None:
+def test_the_reports_option_accepts_a_word_or_json_and_refuses_other_values() -> None:
     for given in ("every=10", '{"every": 10}'):
         request = jobs_pb2.StartJobRequest()
         put_reports(request, given)

@@ -334,7 +334,7 @@ def test_a_message_is_shown_by_field_and_cannot_forge_lines() -> None:
     assert wording.text_at(key, "expire_time") == ""
 
 
-def test_a_time_is_shown_with_its_zone_in_the_format_options_accept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_is_shown_with_its_zone_in_the_format_that_options_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     moment, texts = Timestamp(seconds=1_795_525_200), []
     try:
         for zone in ("UTC", "Europe/Berlin"):

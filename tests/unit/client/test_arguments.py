@@ -54,7 +54,7 @@ async def test_invalid_arguments_are_refused_and_name_the_field() -> None:
         assert not_refused(InvalidField, lambda call: call(plain), [call for call, _ in rows]) == []
 
 
-def test_usage_is_read_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_dimensions_and_periods_are_given_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
 
     async def pages(_client: AsyncClient, _method: object, request: object) -> AsyncGenerator[Any, None]:

@@ -264,7 +264,7 @@ async def test_a_revoked_call_offered_again_during_cleanup_runs_again(cluster: C
     assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
-async def test_every_call_fails_once_the_server_is_unreachable_too_long() -> None:
+async def test_every_call_fails_once_the_server_has_been_unreachable_for_too_long() -> None:
     async with AsyncClient("127.0.0.1:1", environment={}, retry_seconds=0.1).session() as client:
         for call in (client.start("go"), client.next_frame()):
             with pytest.raises(NoAnswer):

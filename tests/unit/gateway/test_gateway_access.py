@@ -29,7 +29,7 @@ HOSTS = frozenset({"pawl.example.com", "other.example.com:8443"})
 OWN = {"host": "pawl.example.com:7600", "origin": "https://pawl.example.com:7600"}
 
 
-def test_the_gateway_answers_only_to_its_own_hosts() -> None:
+def test_the_gateway_serves_only_its_own_hosts() -> None:
     own = [
         "localhost",
         "LOCALHOST:7600",

@@ -236,7 +236,7 @@ class Bus:
         return SimpleNamespace(state=SimpleNamespace(messages=0))
 
 
-async def test_the_erasure_log_is_read_until_it_was_applied_on_the_same_connection() -> None:
+async def test_the_erasure_log_is_read_until_it_has_been_applied_on_the_same_connection() -> None:
     bus = Bus()
     log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
     assert [await log.open(), await log.open()] == [True, True]

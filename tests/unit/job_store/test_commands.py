@@ -96,7 +96,7 @@ def test_a_stopped_run_does_not_accept_decisions(world: World) -> None:
     assert [receipt.outcome for receipt in late] == [LATE, LATE]
 
 
-def test_a_rewritten_call_keeps_the_time_since_which_it_has_been_waiting(world: World, run_id: str) -> None:
+def test_a_rewritten_call_keeps_the_time_at_which_it_started_to_wait(world: World, run_id: str) -> None:
     waits = CallState.AWAITING_APPROVAL
     begin, times = world.now, []
     for state, escalated in ((waits, False), (waits, True), (CallState.CANCELLED, False)):
@@ -152,7 +152,7 @@ def test_a_decision_after_the_deadline_is_late(world: World) -> None:
     assert world.decide(run_id, "call", DecisionKind.APPROVE).reason == "DEADLINE_PASSED"
 
 
-def test_decisions_may_arrive_in_any_order_and_receipts_list_open_ones(world: World, run_id: str) -> None:
+def test_decisions_may_arrive_in_any_order_and_receipts_list_the_calls_still_pending(world: World, run_id: str) -> None:
     """HITL-1, HITL-6: a question is answered, not approved."""
     states = (CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED, CallState.RUNNABLE)
     digests = (DIGEST, "", "", "")

@@ -273,7 +273,7 @@ def test_operations_are_written_once_and_in_order_in_bounded_groups(
         assert not one_store or len({each[1] for each in group}) <= 1
 
 
-def test_groups_of_one_store_serve_a_store_that_has_only_the_runs_own_work() -> None:
+def test_a_store_with_only_the_runs_own_work_gets_one_of_the_first_two_groups() -> None:
     lanes = filled([(Lane.PEOPLE, store, 1) for store in "abcdef"] + [(Lane.WORK, "w", 1)])
     first_two = [lanes.next_group(lambda each: each[3], operations_max=9, bytes_max=9, one_store=True) for _ in "12"]
     assert "w" in {each[1] for group in first_two for each in group}

@@ -153,9 +153,7 @@ def test_other_runs_of_the_conversation_do_not_take_the_notices_of_a_delegated_r
     assert desk.turns == []
 
 
-def test_a_delegated_run_can_start_only_as_many_jobs_as_its_conversation_has_left(
-    desk: Desk, root: str, agent: str
-) -> None:
+def test_jobs_of_a_delegated_run_count_toward_the_limit_of_its_conversation(desk: Desk, root: str, agent: str) -> None:
     """ASYNC-7"""
     for _ in range(OPEN_MAX // 2):
         desk.start_job(root)
@@ -194,7 +192,7 @@ def test_stopping_a_job_also_stops_the_jobs_of_agents_below_it(desk: Desk, root:
         assert desk.unit.wakeups.rows[-1].run.run_id == low
 
 
-def test_if_another_model_stops_a_job_the_delegated_run_that_started_it_is_notified(
+def test_the_delegated_run_that_started_a_job_is_notified_if_another_model_stops_it(
     desk: Desk, root: str, agent: str
 ) -> None:
     """ASYNC-5: the model that stopped a job is not notified of its end, but another model is."""
@@ -226,7 +224,7 @@ def test_the_end_of_a_job_starts_one_turn_that_reports_it(desk: Desk, job: str) 
     assert desk.active is None
 
 
-def test_where_runs_are_off_a_report_waits_for_the_next_message(desk: Desk, job: str) -> None:
+def test_a_report_waits_for_the_next_message_where_runs_are_switched_off(desk: Desk, job: str) -> None:
     desk.unit.off = lambda store_id: {Feature.RUNS} if store_id == STORE else ()
     desk.end_job(job)
     assert (desk.turns, desk.background.pending) == ([], 1)

@@ -196,7 +196,7 @@ RUNNING = {"state": RunState.RUNNING}
     ],
     ids=["iterations", "a user is waited for", "pauses", "a user's run"],
 )
-def test_only_what_a_user_needs_to_know_of_a_job_is_a_lifecycle_event(
+def test_only_what_a_user_needs_to_know_about_a_job_is_a_lifecycle_event(
     desk: Desk, job: str, is_job: bool, changes: list[dict[str, Any]], lifecycle_types: list[str]
 ) -> None:
     """Iterations of a job are not reported. A notified user also learns that the need is over."""
@@ -310,7 +310,7 @@ def test_rows_are_the_message_that_subscribers_decode(transactions: list[list[tu
 
 
 @given(TRANSACTIONS, st.data())
-def test_any_cut_of_rows_has_the_same_events_as_single_ones(
+def test_any_cut_returns_the_same_events_however_they_are_grouped_into_rows(
     transactions: list[list[tuple[str, int]]], data: st.DataObject
 ) -> None:
     """Rows before the cut may have been removed."""

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal, user_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import Conflict, InvalidField, ModelNotAllowed, PawlError, PermissionDenied
+from pawl.job_store.store_settings.changes import updated
 from pawl.job_store.store_settings.rules import (
     ALL_STORES,
     AllSettings,
@@ -25,12 +27,12 @@ from pawl.job_store.store_settings.rules import (
     is_on,
     layer_of,
     store_of,
-    updated,
 )
 from pawl.values import Feature
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STARTED_WITH = {Limit.ACTIVE_RUNS: 20, Limit.ACTIVE_RUNS_PER_USER: 5, Limit.BACKGROUND_RUNS: 100}
+STARTED_WITH |= {Limit.CONVERSATION_RETENTION_DAYS: 30, Limit.CONVERSATION_RETENTION_DAYS_MIN: 1}
 ACME = StoreId("acme")
 stores = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True).map(StoreId)
 features = st.sampled_from(Feature)
@@ -61,7 +63,7 @@ def test_a_higher_percentage_includes_the_stores_of_a_lower_one_and_all_listed_s
     assert not is_on(feature, Switch(state=SwitchState.OFF, store_ids=frozenset({store})), store)
 
 
-def test_a_percentage_selects_about_that_share_of_stores_and_other_stores_for_each_feature() -> None:
+def test_a_percentage_selects_about_that_share_of_stores_and_different_ones_for_each_feature() -> None:
     tenth = Switch(state=SwitchState.PERCENT, percent=10)
     on = {
         feature: {number for number in range(5000) if is_on(feature, tenth, StoreId(f"store-{number}"))}
@@ -101,6 +103,39 @@ def test_a_stores_ceiling_replaces_the_deployments_limit_and_caps_its_admins_lim
     ).limit(Limit.ACTIVE_RUNS, ACME)
     assert (found.value, found.layer) == (value, layer)
     assert (f"{asked} is above this ceiling" in found.reason) is (asked is not None and asked > value)
+
+
+@pytest.mark.parametrize(
+    ("floor", "ceiling", "own", "value", "layer"),
+    [
+        (None, None, None, 30, None),
+        (20, None, 10, 20, Layer.DEPLOYMENT),
+        (20, None, 25, 25, Layer.STORE),
+        (20, 15, None, 20, Layer.DEPLOYMENT),
+        (40, None, None, 40, Layer.DEPLOYMENT),
+    ],
+)
+def test_no_layer_shortens_retention_below_the_deployments_floor(
+    floor: int | None, ceiling: int | None, own: int | None, value: int, layer: Layer | None
+) -> None:
+    name, least = "conversation_retention_days", "conversation_retention_days_min"
+    layers = deployed, of_store, own_layer = [
+        Settings(layer=layer, store_id=store, limits={} if number is None else {limit: number})
+        for layer, store, limit, number in (
+            (Layer.DEPLOYMENT, ALL_STORES, least, floor),
+            (Layer.CEILING, ACME, name, ceiling),
+            (Layer.STORE, ACME, name, own),
+        )
+    ]
+    found = settings(*layers).limit(Limit.CONVERSATION_RETENTION_DAYS, ACME)
+    assert (found.value, found.layer) == (value, layer)
+    below = min(ceiling or 30, own or 30)
+    assert (f"{name} would be {below}, below this floor" in found.reason) is (value > below)
+    for asked in (replace(of_store, limits={name: 9}), replace(own_layer, limits={name: 9})):
+        with pytest.raises(InvalidField, match="at least 10, the value of conversation_retention_days_min, got 9"):
+            updated(asked, (), settings(replace(deployed, limits={least: 10})), NOW)
+    with pytest.raises(InvalidField, match=r"at least 9, .* got 8"):
+        updated(replace(deployed, limits={least: 9, name: 8}), (), settings(), NOW)
 
 
 def change(
@@ -163,6 +198,7 @@ def test_a_store_cannot_set_switches_or_exceed_its_ceiling() -> None:
         ({"switches": {"runs": Switch(state=SwitchState.ALL)}}, "only for all stores"),
         ({"limits": {"active_runs": 21}}, "at most 20, the store's ceiling, got 21"),
         ({"model_server": "eu"}, "only by a deployment key"),
+        ({"limits": {"conversation_retention_days_min": 1}}, "only by a deployment key"),
     ):
         with pytest.raises(InvalidField, match=says):
             change(store, **asked)

@@ -72,7 +72,7 @@ def test_unknown_or_repeated_dimensions_are_refused(numbers: list[int]) -> None:
         dimensions(numbers)
 
 
-def test_calls_of_tools_that_the_run_does_not_have_are_counted_together(world: World, run_id: str) -> None:
+def test_calls_to_tools_that_the_run_does_not_have_are_counted_together(world: World, run_id: str) -> None:
     """A model can make up any number of names."""
     for name, version in (("a", 1), ("made_up", 0), ("made_up_too", 0)):
         world.commit(run_id, calls=[change(name, CallState.FAILED, tool_name=name, tool_version=version)])
@@ -80,7 +80,7 @@ def test_calls_of_tools_that_the_run_does_not_have_are_counted_together(world: W
     assert figures == {"": 0, "a": 1, UNKNOWN_TOOL: 2}
 
 
-def test_figures_are_of_utc_hours_and_models_have_short_names() -> None:
+def test_figures_cover_utc_hours_and_model_names_are_shortened() -> None:
     west = datetime(2026, 1, 31, 23, tzinfo=timezone(-timedelta(hours=5)))
     key = UsageKey.at(west, StoreId("acme"), "clerk", UserId("ann"), model="m\0" * 200)
     assert (key.day.isoformat(), key.hour, key.model) == ("2026-02-01", 4, "m" * 128)

@@ -344,7 +344,7 @@ def test_a_run_that_needs_attention_tells_the_operator_what_to_do() -> None:
     assert "3 workers died" in waiting.sentence
 
 
-def test_a_run_reports_what_its_child_runs_wait_for() -> None:
+def test_a_run_reports_what_its_child_runs_are_waiting_for() -> None:
     """TOOL-7: the sentences of its descendants are appended."""
     above = run_row(RunState.WAITING, waits=(WaitKind.AGENT,))
     middle = run_row(RunState.WAITING, run_id="run_2", waits=(WaitKind.AGENT,), create_time=NOW - timedelta(minutes=9))

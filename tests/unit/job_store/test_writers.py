@@ -51,7 +51,7 @@ def test_writers_leave_half_of_the_queue_to_the_owner() -> None:
     world.submit(queue_max=3)
 
 
-def test_writers_may_undo_their_own_runs_only() -> None:
+def test_writers_may_undo_only_their_own_runs() -> None:
     world, first = shared()
     world.commit(first, state=RunState.COMPLETED)
     theirs = world.start_run(user_id=BOB)

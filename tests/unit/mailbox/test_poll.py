@@ -123,7 +123,7 @@ async def test_errors_never_contain_the_password(server: ImapServer, monkeypatch
     assert await mailboxes.run_poll(asked_of(server)) == [{"error": "did not answer in time"}]
 
 
-async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServer) -> None:
+async def test_a_server_that_violates_the_protocol_is_unreadable(server: ImapServer) -> None:
     server.add(MAIL)
     for words, response in (
         ("greeting", b"220 smtp.example ESMTP\r\n"),

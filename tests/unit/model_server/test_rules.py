@@ -163,10 +163,10 @@ NOTICES = (
     '{"job_id":"run_4","tool":"count","state":"RUNNING","report":50,"percent":50,"progress":"shelf 30 of 60"}]'
 )
 REPORTED = (
-    "The job run_1 (calculate) has ended, completed: 42.\n\n"
-    'The job run_2 (probe), iteration 3: {"value": "then what is 1 + 1"}.\n\n'
-    "The job run_3 (probe) has ended, failed: no such host.\n\n"
-    "The job run_4 (count) is 50% done: shelf 30 of 60."
+    "The job calculate has ended, completed: 42.\n\n"
+    'The job probe, iteration 3: {"value": "then what is 1 + 1"}.\n\n'
+    "The job probe has ended, failed: no such host.\n\n"
+    "The job count is 50% done: shelf 30 of 60."
 )
 
 

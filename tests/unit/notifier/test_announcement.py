@@ -338,7 +338,7 @@ async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene:
     ],
     ids=["poison", "not storable", "not storable at its last attempt", "no database", "store fault", "job end"],
 )
-async def test_an_event_is_rejected_only_if_it_is_poison_or_was_tried_too_often(
+async def test_an_event_is_rejected_only_if_it_is_poison_or_has_been_tried_too_often(
     scene: Scene, fault: str, events: list[tuple[Any, int]], answers: list[str]
 ) -> None:
     """I20: neither blocks other events. Without a database, or if the store fails, events are retried without limit."""

@@ -300,7 +300,7 @@ def test_muted_or_unwanted_deliveries_are_skipped_while_deliveries_in_quiet_hour
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
 
-def test_only_delayed_deliveries_are_skipped_after_they_were_read_or_settled() -> None:
+def test_only_delayed_deliveries_are_skipped_once_they_have_been_read_or_settled() -> None:
     now = DUE.create_time
     later = replace(DUE, after_seconds=600)
     assert plan(later, now).until_time == now + timedelta(seconds=600)

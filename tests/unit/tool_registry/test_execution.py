@@ -54,7 +54,7 @@ def step(
     return next_step(entry, fingerprint="f", unknowns_resolved=resolved)
 
 
-def test_an_ended_call_is_never_run_again() -> None:
+def test_a_settled_call_is_never_run_again() -> None:
     """The stored result is final for every caller and effect class."""
     ended = (Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED)
     for effect, outcome, own, alive, never in itertools.product(JOURNALED, ended, BOTH, BOTH, BOTH):

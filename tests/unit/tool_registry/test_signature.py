@@ -340,10 +340,10 @@ def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, reason: str) 
 @for_each(
     ("hint", "default", "reason"),
     [
-        (int, "a", r"its default 'a' does not fit its type$"),
-        (int, 0.5, r"its default 0.5 does not fit its type$"),
-        (int, None, r"its default None does not fit its type; add \| None to the type"),
-        (Color, "green", r"its default 'green' does not fit its type$"),
+        (int, "a", r"its default 'a' does not match its type$"),
+        (int, 0.5, r"its default 0.5 does not match its type$"),
+        (int, None, r"its default None does not match its type; add \| None to the type"),
+        (Color, "green", r"its default 'green' does not match its type$"),
         (int, pydantic.Field(ge=1), r"put its Field inside Annotated"),
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],

@@ -3,23 +3,7 @@
 import { useEffect, useMemo, useSyncExternalStore } from "react";
 
 import { persist } from "./errors.js";
-import {
-  type BackgroundJobJson,
-  type CallDecisionJson,
-  type CallJson,
-  type ConversationView,
-  emptyConversation,
-  type FrontEndTool,
-  type Pawl,
-  PawlError,
-  pendingCalls,
-  requestId,
-  type RunJson,
-  type Sent,
-  type StartRunRequestJson,
-  type Turn,
-  turnsOf,
-} from "./index.js";
+import { type BackgroundJobJson, type CallDecisionJson, type CallJson, type ConversationView, emptyConversation, type FrontEndTool, type Pawl, PawlError, pendingCalls, requestId, type RunJson, type Sent, type StartRunRequestJson, type Turn, turnsOf } from "./index.js";
 
 /** A conversation by its ID, or by a key of your choice. With a key, the first message creates it. */
 export type Where = { conversationId: string } | { conversationKey: string };

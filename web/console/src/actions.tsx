@@ -1,14 +1,14 @@
 /** Action buttons of an item. Destructive actions, and those that need input, are confirmed first. */
 
-import type { VNode } from "preact";
+import { Fragment, type VNode } from "preact";
 import { useState } from "preact/hooks";
 
-import { Dialog } from "./design/parts";
+import { Dialog, Menu } from "./design/parts";
 import { attempt, may } from "./state";
 
 /**
  * An action on an item. `bad` and `ask` require a confirmation; a returned text is shown. With `inRows`, the list has a
- * button for it in each row, which needs no confirmation.
+ * button for it in each row, which needs no confirmation. With `more`, it is in a menu.
  */
 export interface Action<T> {
   name: string;
@@ -17,10 +17,12 @@ export interface Action<T> {
   bad?: boolean;
   ask?: string;
   inRows?: true;
+  more?: true;
+  /** What follows from it, shown beside the button. */
+  hint?: string;
   run: (item: T, text: string) => Promise<unknown>;
 }
 
-/** The buttons of an item in a list. */
 export function RowActions<T>({ all, item, name, onDone }: { all: Action<T>[]; item: T; name: string; onDone: () => void }): VNode {
   const some = all.filter(({ method, when, inRows }) => inRows && may(method) && (when?.(item) ?? true));
   return (
@@ -39,7 +41,7 @@ export function RowActions<T>({ all, item, name, onDone }: { all: Action<T>[]; i
   );
 }
 
-export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item: T; onDone: () => Promise<void> | void; gone?: () => void }): VNode | null {
+export function Actions<T>({ all, item, onDone, gone, menu = "More actions" }: { all: Action<T>[]; item: T; onDone: () => Promise<void> | void; gone?: () => void; menu?: string }): VNode | null {
   const [open, setOpen] = useState<Action<T>>();
   const [text, setText] = useState("");
   const [message, setMessage] = useState("");
@@ -54,16 +56,20 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
       else await onDone();
     });
   if (!some.length && !message) return null;
+  const [rare, usual] = [true, false].map((more) => some.filter((action) => !!action.more === more));
+  const button = (action: Action<T>): VNode => (
+    <Fragment key={action.name}>
+      <button type="button" class={`second ${action.bad ? "bad" : ""}`} onClick={() => (action.bad || action.ask ? setOpen(action) : act(action))}>{action.name}</button>
+      {action.hint && <span class="quiet">{action.hint}</span>}
+    </Fragment>
+  );
   return (
     <>
       {!!some.length && (
-        <p class="buttons">
-          {some.map((action) => (
-            <button key={action.name} class={`second ${action.bad ? "bad" : ""}`} onClick={() => (action.bad || action.ask ? setOpen(action) : act(action))}>
-              {action.name}
-            </button>
-          ))}
-        </p>
+        <div class={some[0]?.hint ? "choices" : "buttons"}>
+          {usual?.map(button)}
+          {!!rare?.length && <Menu name={menu}>{rare.map(button)}</Menu>}
+        </div>
       )}
       {open && (
         <Dialog title={open.bad ? `${open.name}?` : open.name} onClose={() => setOpen(undefined)}>
@@ -90,8 +96,6 @@ function focus(element: HTMLElement | null): void {
   element?.focus();
 }
 
-/** Returns the action that removes an item, with a confirmation. */
-export const removal = <T,>(name: string, method: string, remove: (item: T) => Promise<unknown>): Action<T> => ({ name, method, bad: true, run: async (item) => (await remove(item), GONE) });
+export const removal = <T,>(name: string, method: string, remove: (item: T) => Promise<unknown>): Action<T> => ({ name, method, bad: true, more: true, run: async (item) => (await remove(item), GONE) });
 
-/** Returned by an action that removed its item. */
 export const GONE = "\u0000gone";

@@ -15,7 +15,6 @@ import { visible } from "./visible";
 
 type Open = "" | "help" | "palette";
 
-/** Listens to the keys that work on every page. */
 function useKeys(onOpen: (open: Open) => void): void {
   useEffect(() => {
     let before = "";
@@ -34,13 +33,8 @@ function useKeys(onOpen: (open: Open) => void): void {
       if (page) go(page.path);
       if (event.key === "?") onOpen("help");
       else pressed(event);
-      if (event.key === "/") {
-        const field = document.querySelector<HTMLElement>("[data-first]");
-        if (field) {
-          event.preventDefault();
-          field.focus();
-        }
-      }
+      const field = event.key === "/" && document.querySelector<HTMLElement>("[data-first]");
+      if (field) (event.preventDefault(), field.focus());
     };
     document.addEventListener("keydown", keys);
     return () => document.removeEventListener("keydown", keys);
@@ -64,9 +58,7 @@ export function App(): VNode {
   if (caller === null) return <Login />;
   return (
     <div class="frame" onClick={follow}>
-      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>
-        Skip to content
-      </a>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>Skip to content</a>
       <Navigation onFind={() => setOpen("palette")} onHelp={() => setOpen("help")} />
       <div class="notes">
         {!online.value && <p class="strip" role="status">Connection lost. Reconnecting automatically; runs continue.</p>}
@@ -156,9 +148,7 @@ function Nowhere(): VNode {
 }
 
 function Waiting(): VNode {
-  return (
-    <main class="login" aria-busy="true"><p class="quiet" role="status">{online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}</p></main>
-  );
+  return <main class="login" aria-busy="true"><p class="quiet" role="status">{online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}</p></main>;
 }
 
 function isTyping(target: EventTarget | null): boolean {

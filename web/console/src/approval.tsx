@@ -26,7 +26,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
   const [scope, setScope] = useState<Scope | "">("");
   const [series, setSeries] = useState(false);
   const [limits, setLimits] = useState<SeriesJson>({});
-  const [answer, setAnswer] = useState<string>();
+  const [answer, setAnswer] = useState("");
   const [fault, setFault] = useState("");
   const approval = call.approval ?? {};
   const offered = approval.series;
@@ -44,7 +44,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
     const digest = approval.digest ?? "";
     const submit = (decision: Decision): Promise<boolean> => decideCall(call, decision, setFault);
     if (kind === "DECISION_KIND_REJECT") await submit({ kind, digest, reason });
-    else if (kind === "DECISION_KIND_ANSWER") await submit({ kind, digest, answer: answer ?? "" });
+    else if (kind === "DECISION_KIND_ANSWER") await submit({ kind, digest, answer });
     else {
       const granted = series && offered ? { forSeries: true, digest: offered.digest ?? "" } : { digest };
       const bounded = series && offered && fewer(offered, limits) ? { editedSeries: { ...offered, ...limits } } : {};
@@ -56,6 +56,15 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
   };
   const isOpen = editing && !!schema;
   const changed = JSON.stringify(args) !== JSON.stringify(first);
+  const buttons = mayDecide && (
+    <div class="buttons">
+      <button disabled={busy || !args} data-key="a" onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}>
+        {changed || isOpen ? "Approve with edits" : "Approve"}
+      </button>
+      {!isOfNode(call) && <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>{editing ? "Discard edits" : "Edit"}</button>}
+      <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>Reject</button>
+    </div>
+  );
   return (
     <>
       <header class="ask">
@@ -64,20 +73,13 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
           <h2>{wish(call)}</h2>
           {about}
         </div>
-        {mayDecide && (
-          <div class="buttons">
-            <button disabled={busy || !args} data-key="a" onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}>
-              {changed || isOpen ? "Approve with edits" : "Approve"}
-            </button>
-            {!isOfNode(call) && <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>{editing ? "Discard edits" : "Edit"}</button>}
-            <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>Reject</button>
-          </div>
-        )}
+        {!isOpen && buttons}
       </header>
       {!changed && !isOpen && (approval.preview ? <pre class="preview">{visible(approval.preview)}</pre> : <Fields all={entriesOf(first)} />)}
-      {isOpen && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />}
+      {isOpen && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} folds />}
       {!editing && <Fault text={fault} />}
       {changed && args && <Diff before={first} after={args} />}
+      {isOpen && buttons}
       {offered && mayDecide && (
         <div class="row">
           <label class="row">
@@ -98,39 +100,33 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
           )}
         </div>
       )}
-      {mayDecide && (
-        <div class="row reasons">
-          <input aria-label="Reason" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason (optional)" />
-          {canRemember(call) && !series && !isOfNode(call) && (
-            <select aria-label="Remember as a rule" value={scope} onChange={(event) => setScope(event.currentTarget.value as Scope | "")}>
-              <option value="">Only this call</option>
-              <option value="RULE_SCOPE_RUN">Always in this run</option>
-              <option value="RULE_SCOPE_CONVERSATION">Always in this conversation</option>
-              <option value="RULE_SCOPE_USER">Always, in all my runs</option>
-            </select>
-          )}
-        </div>
-      )}
-      {answer !== undefined && (
-        <form class="row" onSubmit={(event) => (event.preventDefault(), void decide("DECISION_KIND_ANSWER"))}>
-          <input aria-label="Result to return instead of running the call" placeholder="Result to return instead of running the call" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
-          <button disabled={busy}>Answer</button>
-        </form>
-      )}
       <footer class="row quiet">
         <span><Terms call={call} /></span>
-        {mayDecide && !isOfNode(call) && (
-          <button class="plain small" disabled={busy} aria-expanded={answer !== undefined} onClick={() => setAnswer(answer === undefined ? "" : undefined)}>
-            Answer instead
-          </button>
-        )}
+        {mayDecide && <details><summary>Options</summary>
+          <div class="row reasons">
+            <input aria-label="Reason" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason (optional)" />
+            {canRemember(call) && !series && !isOfNode(call) && (
+              <select aria-label="Remember as a rule" value={scope} onChange={(event) => setScope(event.currentTarget.value as Scope | "")}>
+                <option value="">Only this call</option>
+                <option value="RULE_SCOPE_RUN">Always in this run</option>
+                <option value="RULE_SCOPE_CONVERSATION">Always in this conversation</option>
+                <option value="RULE_SCOPE_USER">Always, in all my runs</option>
+              </select>
+            )}
+          </div>
+          {!isOfNode(call) && (
+            <form class="row" onSubmit={(event) => (event.preventDefault(), void decide("DECISION_KIND_ANSWER"))}>
+              <input aria-label="Result to return instead of running the call" placeholder="Do not run it; return this result" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
+              <button class="second" disabled={busy}>Answer instead</button>
+            </form>
+          )}
+        </details>}
         <Facts call={call} args={first} digest={changed ? "" : (approval.digest ?? "")} />
       </footer>
     </>
   );
 }
 
-/** Why the call needs approval, by how many, and what happens without a decision. */
 function Terms({ call: { approval = {}, deadlineTime, category } }: { call: CallJson }): VNode {
   const needed = approval.approvalsRequired ?? 1;
   const given = approval.approvals ?? [];
@@ -142,15 +138,14 @@ function Terms({ call: { approval = {}, deadlineTime, category } }: { call: Call
       {deadlineTime && (
         <>
           {" · "}
-          <span class={isSoon ? "fault" : ""} title={moment(deadlineTime)}>expires {ago(deadlineTime)}</span>
-          {approval.escalated ? ". The call then does not run; the deadline was already extended." : ". The call then does not run, or the deadline is extended once."}
+          <span class={isSoon ? "fault" : ""} title={moment(deadlineTime)}>decide {ago(deadlineTime).replace(/^in /, "within ")}, or it does not run</span>
+          {approval.escalated && ". The deadline was extended once."}
         </>
       )}
     </>
   );
 }
 
-/** Details that only some decisions need: the exact arguments, the digest and the IDs. */
 function Facts({ call, args, digest }: { call: CallJson; args: unknown; digest: string }): VNode {
   const [shown, setShown] = useState(false);
   return (
@@ -170,7 +165,6 @@ function Facts({ call, args, digest }: { call: CallJson; args: unknown; digest: 
   );
 }
 
-/** Arguments as names and values. */
 export function Fields({ all }: { all: [string, unknown][] }): VNode {
   return (
     <dl class="fields">

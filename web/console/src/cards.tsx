@@ -63,13 +63,6 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         {children}
         <Summary call={call} job={job} where={where} />
         {progress && !call.endTime && <Done {...progress} />}
-        {state === "CALL_STATE_DELEGATED" && call.childRunId && may("agent.v1.AgentService/CancelRun") && (
-          <p>
-            <button class="second bad small" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: call.childRunId ?? "" }))}>
-              Stop
-            </button>
-          </p>
-        )}
         {job && <Background job={job} />}
         <Decided call={call} />
         {typeof chart !== "string" && <Chart {...chart} />}
@@ -94,7 +87,6 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   );
 }
 
-/** The user, conversation, run and age of a call. */
 function About({ call, where }: { call: CallJson; where: boolean | undefined }): VNode | null {
   if (!where) return null;
   const own = !call.userId || call.userId === who.value?.caller?.userId;
@@ -146,6 +138,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
               <>
                 <a href={`/runs/${call.childRunId}`}>Child run</a>
                 {" · "}
+                {state === "CALL_STATE_DELEGATED" && may("agent.v1.AgentService/CancelRun") && <button class="plain small bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: call.childRunId ?? "" }))}>Stop it</button>}
               </>
             )}
             {where && call.agentName ? `agent ${visible(call.agentName)} · ` : ""}
@@ -157,7 +150,6 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
   );
 }
 
-/** The user or rule that decided. */
 export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNode | null {
   const decision = approval?.decision;
   if (!decision && !ruleId) return null;
@@ -178,7 +170,6 @@ function Done({ fraction, message }: { fraction?: number | undefined; message: s
   return <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>;
 }
 
-/** Returns the state of a job in words, and whether a stop has failed. */
 export function jobState(job: BackgroundJobJson): string {
   if (job.notStopped) return "could not be stopped";
   return word(job.state);
@@ -189,16 +180,14 @@ function jobClass({ state, notStopped }: BackgroundJobJson): string {
   return state === "RUN_STATE_CANCELLED" || state === "RUN_STATE_CANCELLING" ? "" : "good";
 }
 
-/** The progress of a background job, when it is expected to end, and the button that stops it. */
+/** The progress of a background job, and when it is expected to end. The chat has its Stop button at the foot. */
 function Background({ job }: { job: BackgroundJobJson }): VNode {
   const { expectedEndTime, notStopped } = job;
   return (
     <>
       <JobProgress job={job} />
       {notStopped && <p class="fault">{visible(notStopped)}</p>}
-      {(expectedEndTime || mayStop(job)) && (
-        <p class="row quiet">{expectedEndTime && `expected to end ${ago(expectedEndTime)}`} {mayStop(job) && <StopJob job={job} />}</p>
-      )}
+      {expectedEndTime && <p class="quiet">expected to end {ago(expectedEndTime)}</p>}
     </>
   );
 }
@@ -219,8 +208,8 @@ function StopJob({ job: { jobId = "", definition } }: { job: BackgroundJobJson }
     setBusy(false);
   };
   return (
-    <button type="button" class="second bad small" disabled={busy} aria-label={`Stop ${visible(definition?.toolName ?? "")}`} onClick={() => void stop()}>
-      Stop
+    <button type="button" class="icon" disabled={busy} aria-label={`Stop ${visible(definition?.toolName ?? "")}`} title="Stop this job" onClick={() => void stop()}>
+      <Icon name="close" />
     </button>
   );
 }
@@ -246,7 +235,7 @@ export function JobStrip({ open }: { open: BackgroundJobJson[] }): VNode | null 
           {mayStop(job) && <StopJob job={job} />}
         </div>
       ))}
-      <a class="quiet" href="/background">{open.length > PINNED_MAX ? `Manage all ${open.length}` : "Manage"}</a>
+      <a class="quiet" href="/background">{open.length > PINNED_MAX ? `All ${open.length} jobs` : "All jobs"}</a>
     </div>
   );
 }
@@ -274,9 +263,7 @@ function Question({ call }: { call: CallJson }): VNode {
     <div class="decision">
       {!isPlain(question.question ?? "") && <Markdown text={question.question ?? ""} />}
       {question.why && <p class="quiet">{visible(question.why)}</p>}
-      <p class="buttons">
-        {options.map((option) => <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>{visible(option)}</button>)}
-      </p>
+      <p class="buttons">{options.map((option) => <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>{visible(option)}</button>)}</p>
       <form class={names.length ? "" : "row"} onSubmit={(event) => (event.preventDefault(), void say(names.length ? whole : answer))}>
         {names.length ? <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" /> : (
           <input
@@ -293,7 +280,6 @@ function Question({ call }: { call: CallJson }): VNode {
   );
 }
 
-/** Adds tokens to a run that has used up its budget. */
 function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren }): VNode {
   const [tokens, setTokens] = useState(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0)));
   return (

@@ -4,7 +4,6 @@ import type { VNode } from "preact";
 
 import { visible } from "./visible";
 
-
 export interface ChartData {
   title: string;
   labels: string[];

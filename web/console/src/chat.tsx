@@ -1,8 +1,9 @@
-import { type ConversationJson, type ConversationView, emptyConversation, isEnded, type MessageJson, type PartJson, type RunJson } from "@pawl/client";
+import { type ConversationView, emptyConversation, isEnded, type MessageJson, type PartJson, type RunJson } from "@pawl/client";
 import { pendingCalls, requestId, type Sent, turnsOf } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
+import { nameOf } from "./about";
 import { Actions } from "./actions";
 import { CallCard, JobStrip } from "./cards";
 import { Composer, type Policy } from "./composer";
@@ -23,7 +24,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
     <div class={`chat ${open ? "listing" : ""} ${run ? "beside" : ""}`}>
       <Conversations conversationId={conversationId} onChoose={() => setOpen(false)} />
       <button class="plain lister" onClick={() => setOpen(!open)} aria-expanded={open}>
-        <Icon name="menu" />
+        <Icon name="history" />
         <span>Conversations</span>
       </button>
       <Conversation key={conversationId} conversationId={conversationId} />
@@ -118,12 +119,13 @@ export function Conversation({ conversationId, within }: { conversationId: strin
   };
   const onResend = (number: number, text: string, parts: PartJson[]): Promise<boolean> =>
     resend(conversation, number, async (to) => (await start(to, text, parts.filter((part) => part.text === undefined))).conversationId ?? "");
+  const isFresh = !turns.length && !within && (!conversationId || view.caughtUp);
   const mayFork = !within && may("agent.v1.ConversationService/ForkConversation");
   if (missing) return <section class="page"><h1>Conversation not found</h1><p><a href="/">Start a new one</a></p></section>;
   return (
     <section
       ref={talk}
-      class="talk"
+      class={`talk ${isFresh ? "fresh" : ""}`}
       aria-label="Conversation"
       onScroll={(event) => {
         const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
@@ -136,19 +138,17 @@ export function Conversation({ conversationId, within }: { conversationId: strin
     >
       {turns.length > 0 && !within && (
         <header class="talk-bar">
-          <h1>{visible(conversation.title || "Conversation")}</h1>
+          <h1>{nameOf(conversation.title || "Conversation")}</h1>
           {agent !== DEFAULT && <span class="badge">{visible(agent)}</span>}
           {older(conversation) && <a href={`/c/${older(conversation)}`}>Earlier version</a>}
           {newer(conversation) && <a href={`/c/${newer(conversation)}`}>Newer version</a>}
-          {conversation.updateTime && <Menu conversation={conversation} />}
+          {conversation.updateTime && <Actions all={ACTIONS} item={conversation} menu="Conversation actions" onDone={reload} gone={() => (go("/"), reload())} />}
         </header>
       )}
       <div class="turns">
-        {!turns.length && !within && (!conversationId || view.caughtUp) && <Welcome agent={agent} />}
+        {isFresh && <Welcome />}
         {view.firstNumber > 1 && !earlier.length && (
-          <button class="second" onClick={() => void attempt(async () => setEarlier(await messagesBefore(conversationId, view.firstNumber)))}>
-            Show earlier messages
-          </button>
+          <button class="second" onClick={() => void attempt(async () => setEarlier(await messagesBefore(conversationId, view.firstNumber)))}>Show earlier messages</button>
         )}
         {turns.map((turn, index) => (
           <TurnView
@@ -174,30 +174,11 @@ export function Conversation({ conversationId, within }: { conversationId: strin
           )}
         </Composer>
       </div>
+      {isFresh && <Tries />}
     </section>
   );
 }
 
-/** The menu of a conversation. It closes after each action. */
-function Menu({ conversation }: { conversation: ConversationJson }): VNode {
-  const menu = useRef<HTMLDetailsElement>(null);
-  const close = (): void => {
-    if (menu.current) menu.current.open = false;
-  };
-  return (
-    <details
-      ref={menu}
-      class="menu"
-      onFocusOut={({ currentTarget, relatedTarget }) => relatedTarget && !currentTarget.contains(relatedTarget as Node) && close()}
-      onKeyDown={({ key }) => key === "Escape" && close()}
-    >
-      <summary class="button icon" aria-label="Conversation actions"><Icon name="more" /></summary>
-      <div><Actions all={ACTIONS} item={conversation} onDone={() => (close(), reload())} gone={() => (go("/"), reload())} /></div>
-    </details>
-  );
-}
-
-/** The agent used by default. */
 const DEFAULT = "default";
 /** The model of a suite without a model server, which understands only some sentences. */
 const SCRIPTED = "pawl-scripted";
@@ -207,25 +188,27 @@ const TRIES: [IconName, string, string, string][] = [
   ["background", "Work in the background", "In the background, check the time every 10 seconds, 5 times", "in the background, every 5 seconds, 3 times: what is 6 * 7"],
 ];
 
-/** The start of a conversation: three things to try. */
-function Welcome({ agent }: { agent: string }): VNode {
-  const model = who.value?.deployment?.model;
-  const isScripted = model === SCRIPTED;
+const isScripted = (): boolean => who.value?.deployment?.model === SCRIPTED;
+
+function Welcome(): VNode {
   return (
     <div class="welcome">
       <h1>What can I do for you?</h1>
-      <p class="quiet">
-        Agent {visible(agent)}{agent === DEFAULT && `, model ${model}`}. {isScripted ? "This is a scripted demo model. " : ""}You can close this page; runs continue.
-      </p>
-      <div class="tries">
-        {TRIES.map(([icon, title, text, scripted]) => (
-          <button key={title} class="second" onClick={() => (draft.value = isScripted ? scripted : text)}>
-            <Icon name={icon} />
-            <strong>{title}</strong>
-            <span>{isScripted ? scripted : text}</span>
-          </button>
-        ))}
-      </div>
+      <p class="quiet">{isScripted() ? "This demo model understands only sentences like those below." : "You can close this page at any time. Runs continue."}</p>
+    </div>
+  );
+}
+
+function Tries(): VNode {
+  return (
+    <div class="tries">
+      {TRIES.map(([icon, title, text, scripted]) => (
+        <button key={title} class="second" onClick={() => (draft.value = isScripted() ? scripted : text)}>
+          <Icon name={icon} />
+          <strong>{title}</strong>
+          <span>{isScripted() ? scripted : text}</span>
+        </button>
+      ))}
     </div>
   );
 }

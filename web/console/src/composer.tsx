@@ -12,7 +12,6 @@ import { visible } from "./visible";
 export type Policy = "MESSAGE_POLICY_QUEUE" | "MESSAGE_POLICY_STEER";
 
 interface ComposerProps {
-  /** It takes the focus when it opens. */
   takesFocus: boolean;
   conversationId: string;
   agent: string;
@@ -103,11 +102,7 @@ export function Composer({ takesFocus, conversationId, agent, active, onSend, ch
           </>
         )}
         {children}
-        {active && (
-          <label class="row quiet">
-            <input type="checkbox" checked={steer} onChange={(event) => setSteer(event.currentTarget.checked)} /> Steer the current run
-          </label>
-        )}
+        {active && <label class="row quiet"><input type="checkbox" checked={steer} onChange={(event) => setSteer(event.currentTarget.checked)} /> Steer the current run</label>}
         <span class="space" />
         {active && (
           <button type="button" class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: active.run.runId ?? "" }))}>

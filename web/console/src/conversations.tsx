@@ -1,19 +1,20 @@
 /** The list of conversations, with the actions on each. */
 
 import { signal } from "@preact/signals";
-import { type ConversationJson, requestId, type RunJson } from "@pawl/client";
+import { type BackgroundJobJson, type ConversationJson, requestId, type RunJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { madeBy, nameOf } from "./about";
 import { type Action, GONE } from "./actions";
 import { Icon } from "./design/icons";
 import { Skeleton, toneOf } from "./design/parts";
-import { ago, attempt, draft, forPeople, go, pawl, word } from "./state";
+import { useRead } from "./resource";
+import { ago, attempt, draft, forPeople, go, may, pawl, word } from "./state";
 import { visible } from "./visible";
 
 /** The listed conversations. They stay listed while another conversation opens. */
 export const listed = signal<ConversationJson[] | undefined>(undefined);
-/** Runs that wait or need an operator. */
 const active = signal<RunJson[]>([]);
 const hasMore = signal(false);
 const search = signal({ words: "", archived: false, most: 50 });
@@ -80,7 +81,7 @@ export async function resend(conversation: ConversationJson, number: number, sta
 
 const UPDATE = "agent.v1.ConversationService/UpdateConversation";
 
-export const ACTIONS: Action<ConversationJson>[] = [
+const ALL: Action<ConversationJson>[] = [
   {
     name: "Rename",
     method: UPDATE,
@@ -110,10 +111,10 @@ export const ACTIONS: Action<ConversationJson>[] = [
     },
   },
 ];
+export const ACTIONS = ALL.map((action) => ({ ...action, more: true as const }));
 
 const DAY_MS = 86_400_000;
 
-/** Returns the conversations by day, newest first. */
 function byDay(all: ConversationJson[]): [string, ConversationJson[]][] {
   const today = new Date().setHours(0, 0, 0, 0);
   const days = new Map<string, ConversationJson[]>();
@@ -132,16 +133,22 @@ export function Conversations({ conversationId, onChoose }: { conversationId: st
     const timer = setTimeout(reload, words ? 200 : 0);
     return () => clearTimeout(timer);
   }, [conversationId, words, archived, most]);
+  const [jobs = []] = useRead(async () => (may("agent.v1.JobService/ListJobs") ? (await pawl.jobs.listJobs({ openOnly: true, pageSize: 200 })).jobs : []), [conversationId]);
   const shown = listed.value?.filter((each) => !newer(each) || each.conversationId === conversationId);
+  // Conversations of jobs and workflows are folded, unless they need the user.
+  const isMade = (each: ConversationJson): boolean => !words && !!madeBy(each.title ?? "") && each.conversationId !== conversationId && !isWaiting(each);
+  const made = shown?.filter(isMade) ?? [];
+  const items = (all: ConversationJson[]): VNode => <ul onClick={onChoose}>{all.map((each) => <Item key={each.conversationId} conversation={each} jobs={jobs} isOpen={each.conversationId === conversationId} />)}</ul>;
   return (
     <aside class="conversations" aria-label="Conversations">
       <a class="button second" href="/"><Icon name="plus" /> New conversation</a>
       <input type="search" aria-label="Search conversations" placeholder="Search conversations" value={words} onInput={(event) => (search.value = { ...search.value, words: event.currentTarget.value })} />
       {!shown && <Skeleton lines={5} />}
-      {byDay(shown ?? []).map(([day, all]) => (
+      {made.length > 0 && <details><summary class="quiet">Automated <small>{made.length}</small></summary>{items(made)}</details>}
+      {byDay((shown ?? []).filter((each) => !isMade(each))).map(([day, all]) => (
         <div key={day}>
           <small class="quiet">{day}</small>
-          <ul onClick={onChoose}>{all.map((each) => <Item key={each.conversationId} conversation={each} isOpen={each.conversationId === conversationId} />)}</ul>
+          {items(all)}
         </div>
       ))}
       {hasMore.value && <button class="plain" onClick={() => (search.value = { ...search.value, most: most + PAGE })}>More</button>}
@@ -153,17 +160,21 @@ export function Conversations({ conversationId, onChoose }: { conversationId: st
   );
 }
 
-function Item({ conversation: { conversationId, title, updateTime, activeRunId }, isOpen }: { conversation: ConversationJson; isOpen: boolean }): VNode {
-  const isWaiting = forPeople.value.some((call) => call.conversationId === conversationId);
+const isWaiting = ({ conversationId }: ConversationJson): boolean => forPeople.value.some((call) => call.conversationId === conversationId);
+
+function Item({ conversation, jobs, isOpen }: { conversation: ConversationJson; jobs: BackgroundJobJson[]; isOpen: boolean }): VNode {
+  const { conversationId, title = "", updateTime, activeRunId } = conversation;
+  const { tool, workflow } = madeBy(title) ?? {};
+  const running = jobs.filter((job) => job.conversationId === conversationId).length;
   const state = active.value.find(({ runId }) => runId === activeRunId)?.state ?? "RUN_STATE_RUNNING";
   return (
     <li>
-      <a href={`/c/${conversationId}`} aria-current={isOpen ? "page" : undefined} title={visible(title ?? "")}>
-        <span class="cut">{visible(title || "Untitled")}</span>
+      <a href={`/c/${conversationId}`} aria-current={isOpen ? "page" : undefined} title={visible(title)}>
+        <span class="cut">{(tool || workflow) && <Icon name={tool ? "background" : "workflows"} />} {nameOf(title) || "Untitled"}</span>
         <small class="quiet">
-          {isWaiting ? (
+          {isWaiting(conversation) ? (
             <><i class="dot warn" /> waits for you</>
-          ) : activeRunId ? <><i class={`dot ${toneOf(state)}`} /> {word(state)}</> : (
+          ) : activeRunId ? <><i class={`dot ${toneOf(state)}`} /> {word(state)}</> : running ? <><i class="dot info" /> {running === 1 ? "a job runs" : `${running} jobs run`}</> : (
             <Ago time={updateTime} />
           )}
         </small>
@@ -173,6 +184,4 @@ function Item({ conversation: { conversationId, title, updateTime, activeRunId }
 }
 
 /** A time such as "2 min ago", which alone is drawn again each second. */
-function Ago({ time }: { time: string | undefined }): VNode {
-  return <>{ago(time)}</>;
-}
+const Ago = ({ time }: { time: string | undefined }): VNode => <>{ago(time)}</>;

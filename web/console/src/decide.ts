@@ -17,7 +17,6 @@ export function decideCall(call: CallJson, decision: Decision, onFault: (message
   return decideAll([call], () => decision, onFault);
 }
 
-/** The decisions made in this window, by call. */
 export const made = new Map<string, DecisionJson>();
 
 /** Decides on several calls, at most 64 per request; true if all decisions were accepted. */

@@ -1,16 +1,6 @@
 /** A workflow run as a graph of its nodes, live. */
 
-import {
-  type CallJson,
-  decode,
-  type GetExecutionResponseJson,
-  isEnded,
-  type MapChunkExecutionJson,
-  type NodeAttemptJson,
-  type NodeExecutionJson,
-  requestId,
-  type RerunFromResponseJson,
-} from "@pawl/client";
+import { type CallJson, decode, type GetExecutionResponseJson, isEnded, type MapChunkExecutionJson, type NodeAttemptJson, type NodeExecutionJson, requestId, type RerunFromResponseJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -171,9 +161,7 @@ function Rerun({ runId, path }: { runId: string; path: string }): VNode {
   if (!plan)
     return (
       <p class="buttons">
-        <button class="second" onClick={() => void attempt(async () => setPlan(await pawl.workflows.rerunFrom({ runId, node: path, validateOnly: true })))}>
-          Rerun from this node
-        </button>
+        <button class="second" onClick={() => void attempt(async () => setPlan(await pawl.workflows.rerunFrom({ runId, node: path, validateOnly: true })))}>Rerun from this node</button>
       </p>
     );
   const { rerunNodes = [], repeatedEffects = [] } = plan;
@@ -189,9 +177,7 @@ function Rerun({ runId, path }: { runId: string; path: string }): VNode {
           <p>These effects can happen again:</p>
           <Table name="Repeated effects" columns={EFFECTS} items={repeatedEffects} />
         </>
-      ) : (
-        <p class="quiet">No effect happens again.</p>
-      )}
+      ) : <p class="quiet">No effect happens again.</p>}
       <p class="buttons">
         <button onClick={() => void attempt(start)}>Rerun now</button>
         <button class="second" onClick={() => setPlan(undefined)}>Cancel</button>

@@ -141,7 +141,7 @@ function Entry({ field: { kind, options, load, placeholder = "", keeps }, value,
       return <textarea {...marks} rows={Math.min(14, Math.max(4, text.split("\n").length + 1))} placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />;
     case "lines": {
       const lines: unknown[] = Array.isArray(value) ? value : [];
-      return <textarea {...marks} rows={Math.min(8, lines.length + 2)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? (keeps ? [] : undefined) : to.split("\n"))} />;
+      return <textarea {...marks} rows={Math.min(8, lines.length + 1)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? (keeps ? [] : undefined) : to.split("\n"))} />;
     }
     case "moment":
       return <input {...marks} type="datetime-local" value={value ? local(value) : ""} onInput={({ currentTarget: { value: to } }) => onValue(to ? new Date(to).toISOString() : undefined)} />;
@@ -231,9 +231,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
       {all.map((item, index) => (
         <div key={index} class="rowset">
           {row(item, (to) => onAll(all.map((each, at) => (at === index ? to : each))), index + 1)}
-          <button type="button" class="second small" aria-label={`Remove row ${index + 1}`} onClick={() => onAll(all.filter((_, at) => at !== index))}>
-            Remove
-          </button>
+          <button type="button" class="second small" aria-label={`Remove row ${index + 1}`} onClick={() => onAll(all.filter((_, at) => at !== index))}>Remove</button>
         </div>
       ))}
       <p class="buttons"><button type="button" class="second small" onClick={() => onAll([...all, blank])}>{add}</button></p>
@@ -245,9 +243,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
 export function Choice({ name, all, value, onValue }: { name: string; all: readonly (readonly [string, ComponentChildren])[]; value: string; onValue: (value: string) => void }): VNode {
   return (
     <div class="choice" role="radiogroup" aria-label={name}>
-      {all.map(([each, label]) => (
-        <label key={each} class="row"><input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span></label>
-      ))}
+      {all.map(([each, label]) => <label key={each} class="row"><input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span></label>)}
     </div>
   );
 }

@@ -21,16 +21,18 @@ export interface Schema {
   default?: unknown;
 }
 
-export function Form({ schema, value, onValue, fault: refused = "", name: what = "Arguments" }: {
+export function Form({ schema, value, onValue, fault: refused = "", name: what = "Arguments", folds = false }: {
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;
   /** An error from the server, shown at the field with the error. */
   fault?: string;
   name?: string;
+  /** Optional fields without a value are under "More options". */
+  folds?: boolean;
 }): VNode {
   const id = useId();
-  const [fields, setFields] = useState(() => fieldsOf(schema, value));
+  const [fields, setFields] = useState(() => fieldsOf(schema, value)?.map((field): FieldSpec => (folds && isEmpty(value[field.at]) && !schema?.required?.includes(field.at) ? { ...field, more: true } : field)));
   const [raw, setRaw] = useState(fields ? undefined : JSON.stringify(value, null, 2));
   const [fault, setFault] = useState("");
   const write = (text: string): void => {
@@ -68,6 +70,7 @@ export function Form({ schema, value, onValue, fault: refused = "", name: what =
   );
 }
 
+const isEmpty = (value: unknown): boolean => !value || (Array.isArray(value) && !value.length);
 const isList = (value: unknown): value is string[] => Array.isArray(value) && value.every((each) => typeof each === "string");
 
 /** Returns the fields for a schema and for further values; none if one of them has no field. */
@@ -113,7 +116,6 @@ function orNull({ anyOf, ...schema }: Schema): Schema {
   return kind && anyOf.length === 2 && other?.type === "null" ? { ...schema, ...kind } : { ...schema, anyOf };
 }
 
-/** Returns the initial values of a form. */
 export function blank(schema: Schema | undefined): Record<string, unknown> {
   const initial = Object.entries(schema?.properties ?? {}).map(([name, each]) => [name, each.default ?? (each.type === "boolean" ? false : undefined)]);
   return Object.fromEntries(initial.filter(([, each]) => each !== undefined));

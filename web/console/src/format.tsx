@@ -13,8 +13,8 @@ export const time = (at: string | undefined): VNode | undefined => (at ? <time t
 /** A time in a time zone, with its day of the week and the zone. */
 export const day = (at: string, timeZone = "UTC"): string => `${new Date(at).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone })} ${timeZone}`;
 export const cut = (text: string | undefined): string => visible(text ?? "").slice(0, 300);
-/** Markdown without its marks, on one line. */
-export const plain = (text: string): string => text.replace(/[*_`#|]{1,6}|^\s*[-+] |\[[ x]\] |\|?[-: |]{5,}/gm, " ").replace(/\s+/g, " ").trim();
+/** Markdown without its marks and without IDs of runs, on one line. */
+export const plain = (text: string): string => text.replace(/ ?\(?\brun[_ ][0-9a-f]{32}\)?/g, "").replace(/[*_`#|]{1,6}|^\s*[-+] |\[[ x]\] |\|?[-: |]{5,}/gm, " ").replace(/\s+/g, " ").trim();
 export const tokenCount = (usage: UsageJson | undefined): number => Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0);
 export const runLink = (id: string | undefined, name?: string): VNode | undefined => (id ? <a href={`/runs/${id}`}>{name ?? id.slice(-8)}</a> : undefined);
 

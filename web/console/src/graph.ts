@@ -34,7 +34,6 @@ const PASSES_MAX = 2000;
 /** Nodes in a column, if there are no edges: the items of a map. */
 const COLUMN = 10;
 
-/** Returns the edges of a run's graph with their labels. */
 export function edgesOf(edges: WorkflowEdgeJson[]): Edge[] {
   return edges.map(({ source = "", target = "", kind = "" }) => ({ from: source, to: target, label: LABELS[kind] ?? "" }));
 }

@@ -46,12 +46,14 @@ export function Inbox(): VNode {
     const left = items();
     (left[Math.min(index.current, left.length - 1)] ?? document.getElementById("main"))?.focus();
   }, [calls.length]);
+  const chosen = approvals.filter(({ callId }) => selected.has(callId ?? ""));
   const maySelect = approvals.length > 1 && may("agent.v1.AgentService/DecideCalls");
   return (
     <section class="page narrow inbox" onFocusCapture={({ target }) => (index.current = items().findIndex((item) => item.contains(target as Node)))}>
       <div class="head">
         <h1>Inbox</h1>
         {calls.length + runs.length > 0 && <span class="badge warn">{calls.length + runs.length} waiting</span>}
+        {maySelect && !chosen.length && <button class="plain small" onClick={() => setSelected(new Set(approvals.map(({ callId }) => callId ?? "")))}>Select all {approvals.length} approvals</button>}
         {calls.length > 0 && (
           <span class="quiet keys">
             <kbd>j</kbd> <kbd>k</kbd> move · <kbd>a</kbd> approve · <kbd>e</kbd> edit · <kbd>r</kbd> reject{maySelect && <> · <kbd>x</kbd> select</>}
@@ -61,9 +63,9 @@ export function Inbox(): VNode {
       {!calls.length && !runs.length && !decided.length && (
         <Empty icon="inbox" title="Nothing waits for you"><p>Approvals and questions of your agents appear here automatically.</p></Empty>
       )}
-      {maySelect && (
+      {maySelect && chosen.length > 0 && (
         <Several
-          selected={approvals.filter(({ callId }) => selected.has(callId ?? ""))}
+          selected={chosen}
           all={approvals.length}
           onAll={(on) => setSelected(new Set(on ? approvals.map(({ callId }) => callId ?? "") : []))}
           onDone={() => setSelected(new Set())}
@@ -134,12 +136,10 @@ function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: 
   };
   return (
     <div class="several" role="group" aria-label="Bulk decision">
-      <label class="row">
-        <input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> {selected.length ? `${selected.length} of ${all} selected` : `Select all ${all}`}
-      </label>
+      <label class="row"><input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> {selected.length} of {all} selected</label>
       <input aria-label="Reason for all" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason for all (optional)" />
-      <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>Approve {selected.length}</button>
-      <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>Reject {selected.length}</button>
+      <button disabled={busy} onClick={() => void decide("DECISION_KIND_APPROVE")}>Approve {selected.length}</button>
+      <button class="second bad" disabled={busy} onClick={() => void decide("DECISION_KIND_REJECT")}>Reject {selected.length}</button>
     </div>
   );
 }

@@ -44,12 +44,12 @@ export function Login(): VNode {
   return (
     <main class="login">
       <form onSubmit={(event) => (event.preventDefault(), void enter({ key: key.current?.value ?? "" }))}>
-        <h1>Pawl</h1>
+        <h1><img src="/icon.svg" alt="" width={28} height={28} /> Log in to Pawl</h1>
         {logins.map(({ name, title }) => (
           <a key={name} class="button" target="_self" href={`/login/openid/${name}?to=${encodeURIComponent(location.pathname + location.search)}`}>{title}</a>
         ))}
         <label for="key">Your key</label>
-        <input id="key" ref={key} type="password" autocomplete="current-password" required />
+        <input id="key" ref={key} type="password" autocomplete="current-password" placeholder="pawl_..." required />
         {fault && <p role="alert" class="fault">{fault}</p>}
         <button disabled={busy}>Log in</button>
         <p class="quiet">On this machine, <code>pawl console</code> opens this page and logs you in.</p>

@@ -26,7 +26,7 @@ export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () 
       <nav class="bottom" aria-label="Pages">
         {bar.map((entry) => <Link key={entry.path} entry={entry} />)}
         <button aria-expanded={isOpen} aria-current={bar.some((entry) => isHere(entry.path)) ? undefined : "page"} onClick={() => setOpen(!isOpen)}>
-          <Icon name="menu" /> Menu
+          <Icon name="menu" /> Menu <Count of={needs.value} what="needing you" />
         </button>
       </nav>
       {isOpen && (
@@ -55,19 +55,19 @@ function Groups(): VNode {
 }
 
 function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode {
-  const [count, what] = { "/inbox": [forPeople.value.length, "waiting"] as const, "/attention": [needs.value, "waiting"] as const, "/notifications": [unread.value, "unread"] as const }[to] ?? [0, ""];
+  const [count, what] = { "/inbox": [forPeople.value.length, "waiting"] as const, "/attention": [needs.value, "needing you"] as const, "/notifications": [unread.value, "unread"] as const }[to] ?? [0, ""];
   return (
     <a href={to} aria-current={isHere(to) ? "page" : undefined} title={key && `g ${key}`}>
       <Icon name={icon} />
       {name}
-      {count > 0 && (
-        <span class={`count ${what}`}>
-          {count > COUNT_MAX ? `${COUNT_MAX}+` : count}
-          <span class="unseen"> {what}</span>
-        </span>
-      )}
+      <Count of={count} what={what} />
     </a>
   );
+}
+
+function Count({ of, what }: { of: number; what: string }): VNode | null {
+  if (!of) return null;
+  return <span class={`count ${what === "needing you" ? "bad" : what}`}>{of > COUNT_MAX ? `${COUNT_MAX}+` : of}<span class="unseen"> {what}</span></span>;
 }
 
 function User({ onHelp }: { onHelp: () => void }): VNode {

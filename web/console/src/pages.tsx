@@ -1,21 +1,11 @@
 /** Definitions of the other list pages: tools, jobs, runs in need, channels and documents. */
 
-import {
-  type BackgroundJobJson,
-  type CallJson,
-  type ChannelDeliveryJson,
-  type ChannelJson,
-  type DocumentJson,
-  encode,
-  requestId,
-  type ResolutionJson,
-  type RunInNeedJson,
-  type ToolFiguresJson,
-  type ToolJson,
-} from "@pawl/client";
+import { type BackgroundJobJson, type CallJson, type ChannelDeliveryJson, type ChannelJson, type DocumentJson, requestId, type ToolFiguresJson, type ToolJson } from "@pawl/client";
 import type { VNode } from "preact";
 
-import { type Action, Actions, GONE, removal } from "./actions";
+import { inPairs, nameOf } from "./about";
+import { type Action, Actions, removal } from "./actions";
+import { Fields } from "./approval";
 import { agents, Care } from "./editing/agents";
 import { rules } from "./editing/rules";
 import { schedules } from "./editing/schedules";
@@ -28,14 +18,15 @@ import { Checks, type FieldSpec, type Values } from "./fields";
 import type { Schema } from "./form";
 import { cut, runLink, short, span, time } from "./format";
 import { goals } from "./goals";
-import { parse, unpack } from "./json";
+import { unpack } from "./json";
 import { KINDS } from "./kinds";
+import { attention } from "./operate/attention";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
-import { Below, Entry, paged, type Resource } from "./resource";
-import { Fact, runs } from "./runs";
-import { objectOf, title } from "./sentence";
-import { go, lasted, pawl } from "./state";
+import { Below, paged, type Resource } from "./resource";
+import { Fact, runs, State } from "./runs";
+import { argumentsOf, entriesOf, objectOf, resultLine, title } from "./sentence";
+import { ago, lasted, pawl, titleOf, word } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
 
@@ -100,7 +91,6 @@ const tools: Resource<ToolJson> = {
   ),
 };
 
-/** The arguments of a tool. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
   const schema = unpack({ argumentsSchemaJson: definition?.argumentsSchemaJson }).argumentsSchemaJson as Schema | undefined;
   const names = Object.keys(schema?.properties ?? {});
@@ -123,10 +113,9 @@ function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | 
 
 const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
-/** A bar with how far a job is, and the same in words. */
-function Progress({ job: { iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress, endTime } }: { job: BackgroundJobJson }): VNode {
+function Progress({ job: { iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress, endTime, nextTime } }: { job: BackgroundJobJson }): VNode {
   const done = progress?.fraction === undefined ? (most > 1 ? iterations / most : undefined) : Number(progress.fraction);
-  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? "")].filter(Boolean).join(" · ");
+  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`].filter(Boolean).join(" · ");
   return <span class="progress">{done !== undefined && !endTime && <progress value={done} max={1} aria-label="Progress" />} <small>{words}</small></span>;
 }
 const jobs: Resource<BackgroundJobJson> = {
@@ -135,90 +124,45 @@ const jobs: Resource<BackgroundJobJson> = {
   empty: "No open background jobs. Long-running and repeated calls appear here.",
   live: true,
   list: paged("jobs", (page, filters) => pawl.jobs.listJobs({ ...page, openOnly: !filters["all"] })),
-  filters: [{ name: "all", label: "Include ended", on: true }],
+  tabs: { name: "all", all: [["", "Open"], ["1", "All"]] },
   id: ({ jobId }) => jobId ?? "",
   get: async (jobId) => (await pawl.jobs.getJob({ jobId })).job,
+  title: ({ definition }) => title(definition?.toolName),
   columns: [
-    { name: "Job", of: ({ definition }) => title(definition?.toolName), under: ({ definition, failure }) => (failure ? <span class="fault">{cut(failure.message || failure.reason)}</span> : objectOf(definition ?? {})) },
-    { name: "State", size: 124, of: (job) => <Badge tone={toneOf(job.state)}>{jobState(job)}</Badge> },
-    { name: "Progress", size: 270, priority: 1, of: (job) => <Progress job={job} /> },
-    { name: "Next", size: 104, priority: 3, of: ({ nextTime }) => time(nextTime) },
-    { name: "Last result", detailed: true, of: ({ lastResult, failure }) => cut(failure?.message ?? lastResult) },
+    { name: "Job", icon: () => "background", of: ({ definition }) => title(definition?.toolName), under: ({ definition, failure }) => (failure ? <span class="fault">{cut(failure.message || failure.reason)}</span> : objectOf(definition ?? {})) },
+    { name: "State", size: 148, priority: 1, of: (job) => (job.notStopped ? <Badge tone="bad">{jobState(job)}</Badge> : <State run={job} />) },
+    { name: "Progress", size: 300, priority: 1, of: (job) => <Progress job={job} /> },
+    { name: "Last result", detailed: true, of: ({ lastResult, failure }) => cut(failure?.message ?? inPairs(lastResult)) },
     { name: "Repeats", detailed: true, of: ({ definition: { intervalSeconds = 0, iterationsMax = 1 } = {} }) => Number(intervalSeconds) > 0 && `every ${span(Number(intervalSeconds))}, ${iterationsMax} times at most` },
-    { name: "Started", size: 104, priority: 3, of: ({ createTime }) => time(createTime) },
+    { name: "Started", size: 112, priority: 3, of: ({ createTime }) => time(createTime) },
   ],
   actions: [
     { name: "Pause", method: "agent.v1.JobService/PauseJob", inRows: true, when: (job) => !ended(job) && !pausedJob(job), run: ({ jobId = "" }) => pawl.jobs.pauseJob({ requestId: requestId(), jobId }) },
     { name: "Resume", method: "agent.v1.JobService/ResumeJob", inRows: true, when: (job) => !ended(job) && pausedJob(job), run: ({ jobId = "" }) => pawl.jobs.resumeJob({ requestId: requestId(), jobId }) },
     { name: "Stop", method: "agent.v1.JobService/StopJob", inRows: true, when: (job) => !ended(job), bad: true, ask: "Reason (optional)", run: ({ jobId = "" }, reason) => pawl.jobs.stopJob({ requestId: requestId(), jobId, reason }) },
   ],
-  below: ({ pendingCalls = [], waiting, expectedEndTime, conversationId, jobId }) => (
+  below: ({ pendingCalls = [], waiting, expectedEndTime, conversationId, jobId = "", definition }) => (
     <>
       <dl class="facts">
-        <Fact name="Waiting for" value={waiting?.sentence && visible(waiting.sentence)} />
+        <Fact name="Waiting for" value={waiting?.reason !== "WAIT_REASON_TIME" && waiting?.sentence && visible(waiting.sentence)} />
         <Fact name="Expected end" value={time(expectedEndTime)} />
-        <Fact name="Run" value={runLink(jobId)} />
-        <Fact name="Conversation" value={conversationId && <a href={`/c/${conversationId}`}>{conversationId.slice(-8)}</a>} />
+        <Fact name="Run" value={runLink(jobId, "Open the run")} />
+        <Fact name="Reports to" value={conversationId && <a href={`/c/${conversationId}`}>{nameOf(titleOf(conversationId))}</a>} />
       </dl>
+      {definition && <><h2>Arguments</h2><Fields all={entriesOf(argumentsOf(definition))} /></>}
       {pendingCalls.map((call) => <CallCard key={call.callId} call={call} />)}
+      <Below<CallJson>
+        name="Calls"
+        method="agent.v1.AgentService/ListCalls"
+        load={async () => (await pawl.agent.listCalls({ runId: jobId, pageSize: 200 })).calls?.toReversed()}
+        columns={[
+          { name: "Result", of: (call) => resultLine(call) || word(call.state) },
+          { name: "State", size: 130, of: ({ state }) => <Badge tone={toneOf(state)}>{word(state)}</Badge> },
+          { name: "When", size: 120, of: ({ createTime }) => time(createTime) },
+        ]}
+      />
     </>
   ),
-};
-
-function resolve({ runId = "", callId = "" }: CallJson, resolution: ResolutionJson, content?: unknown): Promise<unknown> {
-  const result = content === undefined ? {} : { contentJson: encode(content) };
-  return pawl.agent.resolveCall({ requestId: requestId(), runId, callId, resolution, ...result });
-}
-
-const RESOLVE = "agent.v1.AgentService/ResolveCall";
-const resolutions: Action<CallJson>[] = [
-  { name: "It happened", method: RESOLVE, ask: "Result as JSON", run: (call, text) => resolve(call, "RESOLUTION_HAPPENED", parse(text)) },
-  { name: "Run it again", method: RESOLVE, bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
-  { name: "Report to model", method: RESOLVE, run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
-];
-
-const isDoubt = ({ attention: need }: RunInNeedJson): boolean => need?.reason === "ATTENTION_REASON_UNKNOWN_OUTCOME";
-
-function needOf(run: RunInNeedJson): string {
-  const { calls: [call] = [], crashCount = 0, round = 0 } = run;
-  if (!isDoubt(run)) return `Its workers crashed ${crashCount} times in round ${round}`;
-  return call ? `It is unknown whether “${title(call.toolName)}” happened: ${objectOf(call)}` : "It is unknown whether a call happened";
-}
-
-const attention: Resource<RunInNeedJson> = {
-  path: "attention",
-  lead: "Stopped runs. An operator must decide how each one continues.",
-  empty: "No run needs an operator. Runs appear here if it is unknown whether a call took effect, or if their workers crash repeatedly.",
-  list: paged("runs", (page) => pawl.operator.listAttention(page)),
-  live: true,
-  id: ({ runId }) => runId ?? "",
-  get: async (runId) => (await pawl.operator.listAttention({ runId })).runs?.[0],
-  title: needOf,
-  columns: [
-    { name: "Need", of: needOf },
-    { name: "Since", of: ({ attention: need }) => time(need?.sinceTime) },
-    { name: "Crashes", of: ({ crashCount }) => crashCount || "" },
-    { name: "Round", of: ({ round }) => round },
-    { name: "User", of: ({ userId }) => userId },
-    { name: "Run", of: ({ runId }) => runLink(runId) },
-  ],
-  at: ({ attention: need }) => need?.sinceTime,
-  entry: (run) => (
-    <Entry tone="bad" to={`/attention/${run.runId}`} name={needOf(run)} said={isDoubt(run) ? "Say whether it happened. Until then the run waits." : "Retry the run once the cause is gone, or end it."} at={run.attention?.sinceTime}>
-      <a href={`/attention/${run.runId}`}>Decide</a> {runLink(run.runId, "Run")} {visible(run.userId ?? "")}
-    </Entry>
-  ),
-  actions: [
-    { name: "Retry", method: "agent.v1.OperatorService/RedriveRun", ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.redriveRun({ requestId: requestId(), runId, reason }), GONE) },
-    { name: "End", method: "agent.v1.OperatorService/EndRun", bad: true, ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.endRun({ requestId: requestId(), runId, reason }), GONE) },
-  ],
-  below: ({ calls = [] }) =>
-    calls.map((call) => (
-      <div key={call.callId}>
-        <CallCard call={call} />
-        {call.state === "CALL_STATE_RUNNING" && <Actions item={call} all={resolutions} onDone={() => go("/attention")} />}
-      </div>
-    )),
 };
 
 /** In a change, the kinds are a message of their own. */

@@ -3,8 +3,10 @@
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { aboutOf, nameOf } from "./about";
 import { Icon, type IconName } from "./design/icons";
 import { Dialog } from "./design/parts";
+import { plain } from "./format";
 import { entries } from "./menu";
 import { flipTheme } from "./nav";
 import { go, logOut, may, pawl, word } from "./state";
@@ -21,7 +23,6 @@ const HITS_MAX = 40;
 const PAUSE_MS = 150;
 const link = (icon: IconName, name: string, kind: string, to: string): Hit => ({ icon, name: visible(name).slice(0, 120), kind, open: () => go(to) });
 
-/** Pages and actions, which need no request. */
 function known(): Hit[] {
   return [
     ...entries().map(({ path, name, icon }) => link(icon, name, "Page", path)),
@@ -45,15 +46,14 @@ async function read(): Promise<Hit[]> {
   return [
     ...agents.map(({ definition: { name = "" } = {} }) => link("agents", name, "Agent", `/agents/${name}`)),
     ...workflows.map(({ name = "" }) => link("workflows", name, "Workflow", `/workflows/${name}`)),
-    ...runs.map(({ runId = "", state, outputText, failure, agent }) =>
-      link("runs", [runId.slice(-8), agent?.name, failure?.message ?? outputText].filter(Boolean).join(" "), `Run, ${word(state)}`, `/runs/${runId}`),
-    ),
+    // The messages of runs are not read here: there are too many.
+    ...runs.map((run) => link("runs", [run.workflow || run.job || run.goal ? aboutOf(run) : "", plain(run.failure?.message ?? run.outputText ?? "")].filter(Boolean).join(" · ") || `Run of ${run.agent?.name ?? "default"}`, `Run, ${word(run.state)}`, `/runs/${run.runId}`)),
   ];
 }
 
 async function conversations(query: string): Promise<Hit[]> {
   const { conversations: found = [] } = await pawl.conversations.listConversations({ pageSize: 10, query });
-  return found.map(({ conversationId, title }) => link("chat", title || "Untitled", "Conversation", `/c/${conversationId}`));
+  return found.map(({ conversationId, title }) => link("chat", nameOf(title ?? "") || "Untitled", "Conversation", `/c/${conversationId}`));
 }
 
 export function Palette({ onClose }: { onClose: () => void }): VNode {
@@ -100,10 +100,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
         autocomplete="off"
         placeholder="Find a page, conversation, run or agent"
         value={words}
-        onInput={(event) => {
-          setWords(event.currentTarget.value);
-          setAt(0);
-        }}
+        onInput={(event) => (setWords(event.currentTarget.value), setAt(0))}
         onKeyDown={moved}
       />
       <ul ref={list} id="hits" role="listbox" aria-label="Results">

@@ -23,9 +23,7 @@ export interface Filter {
   options?: readonly string[];
   /** Shown only while it is set, by a link. */
   linked?: true;
-  /** Options that are read when the list opens. */
   load?: () => Promise<Option[]>;
-  /** Texts of the options. */
   labels?: Record<string, string>;
   date?: true;
   on?: true;
@@ -47,9 +45,8 @@ export interface Resource<T> {
   columns: Column<T>[];
   filters?: Filter[];
   /** A filter with few values, as tabs. */
-  tabs?: { name: string; all: (readonly [value: string, label: string])[] };
+  tabs?: { name: string; all: (readonly [value: string, label: string])[]; counts?: () => Promise<Record<string, string>> };
   actions?: Action<T>[];
-  /** Actions on the whole list. */
   all?: Action<undefined>[];
   edit?: Editing<T>;
   /** A form that starts something with the item. */
@@ -57,13 +54,12 @@ export interface Resource<T> {
   make?: Editing<undefined>;
   /** The kind and name of an item in files of `pawl apply`. Items that a set of files owns are read-only. */
   declared?: (item: T) => [string, string];
-  /** Stands beside the title. */
   above?: () => VNode | null;
   below?: (item: T) => ComponentChildren;
   /** Lists items as sentences instead of a table, under headings with the days of `at`. */
   entry?: (item: T, reload: () => void) => VNode;
   at?: (item: T) => string | undefined;
-  /** Polls the first page. */
+  card?: (item: T, reload: () => void) => VNode;
   live?: true;
   /** Heading of an item instead of its ID and first column. */
   title?: (item: T) => string;
@@ -150,7 +146,8 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
     return () => clearInterval(timer);
   }, [key, isLong]);
   const all = of.actions ?? [];
-  const hasButtons = all.some(({ inRows, method }) => inRows && may(method));
+  const hasButtons = items?.some((item) => all.some(({ inRows, method, when }) => inRows && may(method) && (when?.(item) ?? true)));
+  const [counts = {}] = useRead(async () => of.tabs?.counts?.(), [of.path]);
   const buttons: Column<T> = { name: "Actions", size: 150, num: true, priority: 1, of: (item) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
   const to = (item: T): string => `/${of.path}/${encodeURIComponent(of.id(item))}`;
   const { name } = MENU[of.path];
@@ -165,7 +162,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
       {of.lead && <p class="lead">{of.lead}</p>}
       {form}
       <div class={of.tabs ? "views" : ""}>
-        {of.tabs && <Tabs name="Filter" all={of.tabs.all} open={filters[of.tabs.name] ?? ""} onOpen={(to) => go(withFilter(of.path, filters, of.tabs!.name, to))} />}
+        {of.tabs && <Tabs name="Filter" all={of.tabs.all.map(([value, label]) => [value, <>{label} {counts[value] && <small class="quiet">{counts[value]}</small>}</>] as const)} open={filters[of.tabs.name] ?? ""} onOpen={(to) => go(withFilter(of.path, filters, of.tabs!.name, to))} />}
         {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
       </div>
       {!items && <Skeleton />}
@@ -177,13 +174,13 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
             <ol class="entries">{some.map((item) => <li key={of.id(item)}>{of.entry!(item, load)}</li>)}</ol>
           </section>
         ))}
-      {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
+      {of.card && items?.map((item) => of.card!(item, load))}
+      {!!items?.length && !of.entry && !of.card && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
       {next && <p class="buttons more"><button class="second" onClick={() => (setLong(true), load(next))}>Show more</button></p>}
     </section>
   );
 }
 
-/** An entry of a list of sentences: the sentence, what else it says, links and its time. */
 export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: string; to: string; name: string; isUnread?: boolean; said?: string; at: string | undefined; children?: ComponentChildren }): VNode {
   return (
     <>
@@ -200,7 +197,6 @@ export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: 
 
 const DAY_MS = 86_400_000;
 
-/** Returns the items by day, in their order. */
 function days<T>(items: T[], at: (item: T) => string | undefined = () => undefined): [string, T[]][] {
   const [today, yesterday] = [0, DAY_MS].map((back) => new Date(Date.now() - back).toDateString());
   const found = new Map<string, T[]>();
@@ -322,11 +318,7 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
       {some.map(({ name, label, options, load, labels = {}, date, on }) => {
         const value = values[name] ?? "";
         if (on)
-          return (
-            <label key={name} class="row">
-              <input type="checkbox" checked={!!value} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}
-            </label>
-          );
+          return <label key={name} class="row"><input type="checkbox" checked={!!value} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}</label>;
         return (
           <label key={name}>
             {label}
@@ -358,7 +350,6 @@ function withFilter(path: string, values: Record<string, string>, name: string, 
   return `/${path}${next.size ? `?${next}` : ""}`;
 }
 
-/** A filter whose options are read. */
 function Loaded({ load, value, onValue }: { load: () => Promise<Option[]>; value: string; onValue: (value: string) => void }): VNode {
   const [all = []] = useRead(load);
   const options: Option[] = [["", "All"], ...all.filter(([name]) => name).map(([name]): Option => [name, name])];

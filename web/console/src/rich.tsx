@@ -99,9 +99,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "break": return <br />;
     case "thematicBreak": return <hr />;
     case "link":
-      return SAFE.test(node.url) ? <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a> : (
-        <span>{children(node)}</span>
-      );
+      return SAFE.test(node.url) ? <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a> : <span>{children(node)}</span>;
     case "image":
       if (INLINE_IMAGE.test(node.url)) return <img src={node.url} alt={visible(node.alt ?? "")} />;
       return <Absent name={node.alt || node.url} url={node.url} />;
@@ -118,9 +116,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
 /** An image that is not shown, with a link to it. */
 function Absent({ name, url = "" }: { name: string; url?: string }): VNode {
   const text = `[image: ${visible(name)}]`;
-  return SAFE.test(url) ? <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a> : (
-    <span class="quiet">{text}</span>
-  );
+  return SAFE.test(url) ? <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a> : <span class="quiet">{text}</span>;
 }
 
 function Rows({ node }: { node: Table }): VNode {
@@ -132,9 +128,7 @@ function Rows({ node }: { node: Table }): VNode {
         <thead><tr>{head?.children.map((cell, key) => <th key={key} scope="col" class={cells(key)}>{children(cell)}</th>)}</tr></thead>
         {inGroups(rows, (group) => (
           <tbody>{group}</tbody>
-        ), (row, key) => (
-          <tr key={key}>{(row as Parents).children.map((cell, column) => <td key={column} class={cells(column)}>{children(cell as Parents)}</td>)}</tr>
-        ))}
+        ), (row, key) => <tr key={key}>{(row as Parents).children.map((cell, column) => <td key={column} class={cells(column)}>{children(cell as Parents)}</td>)}</tr>)}
       </table>
     </div>
   );

@@ -4,19 +4,20 @@ import { type CallJson, emptyView, type GetRoundResponseJson, isEnded, requestId
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { Actions } from "./actions";
 import { Fields } from "./approval";
 import { Decided } from "./cards";
 import { fork } from "./conversations";
 import { Icon } from "./design/icons";
-import { Badge, Head, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
+import { Badge, Head, Menu, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
 import { time } from "./format";
 import { Json } from "./form";
 import { useRead } from "./resource";
-import { Fact, kindOf, State, tokens, Why } from "./runs";
+import { Fact, kindOf, nameOfRun, runs, State, tokens, Why } from "./runs";
 import { attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
-import { argumentsOf, entriesOf, inWords, read } from "./sentence";
+import { argumentsOf, entriesOf, inWords, read, title } from "./sentence";
 import { Undo, UndoReport } from "./undo";
 import { RunLog } from "./view";
 import { visible } from "./visible";
@@ -31,49 +32,49 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   const [fault, setFault] = useState("");
   const [tab, setTab] = useState<Tab>(beside ? "calls" : "messages");
   const [round, setRound] = useState(0);
-  useEffect(
-    () =>
-      pawl.watchRun(
-        runId,
-        (now, fresh) => {
-          setView(now);
-          setEvents((all) => [...all, ...fresh]);
-          setTimeline((before) => lay(before, fresh));
-        },
-        (error) => setFault(error.message),
-      ),
-    [runId],
-  );
+  const [undoing, setUndoing] = useState(false);
+  const shown = (now: RunView, fresh: RunEventJson[]): void => {
+    setView(now);
+    setEvents((all) => [...all, ...fresh]);
+    setTimeline((before) => lay(before, fresh));
+  };
+  useEffect(() => pawl.watchRun(runId, shown, (error) => setFault(error.message)), [runId]);
   const { run } = view;
+  const name = nameOfRun(run);
   const waiting = useWaiting(run);
   if (fault)
     return <Missing icon="runs" title="This run cannot be shown" fault={fault} to="/runs" name="runs" />;
   const calls = Object.values(view.calls);
-  const { text: asked, number = "" } = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message ?? {};
+  const { text: asked = "", number = "" } = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message ?? {};
   const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events ${events.length}`]];
   if (round) tabs.push(["request", `Request of round ${round}`]);
   return (
     <section class="page run">
-      <Head title={<>Run {runId.slice(-8)} <State run={run} /></>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
+      <Head title={<>{asked && !run.workflow && !run.job ? visible(asked).slice(0, TITLE_SHOWN) : name || "Run"} {run.state && <State run={waiting ? { ...run, waiting } : run} />}</>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
         {run.workflow && <a class="button" href={`/workflows/runs/${runId}`}><Icon name="workflows" /> Show the graph</a>}
         {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
+        {run.job && <a class="button" href={`/background/${runId}`}>Show the job</a>}
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
           <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>Stop</button>
         )}
         {asked && view.ended && !beside && !run.workflow && !run.parentRunId && may("agent.v1.ConversationService/ForkConversation") && (
           <button class="second" title="Edit the message in a copy of the conversation" onClick={() => void fork(run.conversationId ?? "", Number(number) - 1, asked)}>Run again with changes</button>
         )}
-        <button class="second" onClick={() => save(view, events)}><Icon name="download" /> Save as JSON</button>
-        {view.ended && !run.undo && <Undo runId={runId} />}
+        <Actions all={runs.actions ?? []} item={run} onDone={() => {}} />
+        <Menu name="More actions">
+          <button onClick={() => save(view, events)}>Save as JSON</button>
+          {view.ended && !run.undo && may("agent.v1.AgentService/UndoRun") && <button onClick={() => setUndoing(true)}>Preview undo</button>}
+        </Menu>
       </Head>
+      {undoing && <Undo runId={runId} onClose={() => setUndoing(false)} />}
       {!run.state && <Skeleton />}
-      {asked && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
+      {asked.length > TITLE_SHOWN && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={waiting ? { ...run, waiting } : run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
       <Bars timeline={timeline} onCall={() => setTab("calls")} onRound={(number) => (setRound(number), setTab("request"))} />
       <Tabs name="Parts of the run" all={beside ? tabs : [["messages", "Messages"], ...tabs]} open={tab} onOpen={setTab} />
-      {tab === "messages" && <RunLog view={view} />}
+      {tab === "messages" && <RunLog view={view} isExplained />}
       {tab === "calls" && <Calls calls={calls} />}
       {tab === "request" && <Request key={round} runId={runId} round={round} />}
       {tab === "events" && <Rows name="Events" items={events} size={28} height={448} row={eventRow} />}
@@ -81,24 +82,24 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   );
 }
 
-/** Characters of the message that started the run. */
+const TITLE_SHOWN = 120;
 const ASKED_SHOWN = 600;
 
 function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; hasChildren: boolean }): VNode {
   const end = run.endTime ? Date.parse(run.endTime) : clock.value;
   return (
     <dl class="facts">
-      <Fact name="Agent" value={run.state && !run.workflow && visible(kindOf(run))} />
+      <Fact name="Agent" value={run.state && !run.workflow && !run.job && visible(kindOf(run))} />
       <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${run.runId}`}>{run.workflow.name}</a>} />
-      <Fact name="Model" value={!run.workflow && run.options?.model} />
+      <Fact name="Model" value={!run.workflow && !run.job && run.options?.model} />
       <Fact name="Started" value={time(run.createTime)} />
       <Fact name="Duration" value={run.createTime && lasted(Math.max(0, end - Date.parse(run.createTime)) / 1000)} />
       <Fact name="Rounds" value={run.round} />
       <Fact name="Tokens" value={tokens(run)} />
       <Fact name="User" value={run.userId} />
-      <Fact name="Conversation" value={!beside && run.conversationId && <a href={`/c/${run.conversationId}`}>{run.conversationId.slice(-8)}</a>} />
-      <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
-      <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show child runs</a>} />
+      <Fact name="Conversation" value={!beside && run.conversationId && <a href={`/c/${run.conversationId}`}>Open it</a>} />
+      <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>Open it</a>} />
+      <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show them</a>} />
     </dl>
   );
 }
@@ -114,7 +115,6 @@ const ROW = 32;
 const TIMELINE_HEIGHT = 13 * ROW;
 const ZOOM = 2;
 
-/** The timeline, with one row per round, call or wait. */
 function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onCall: () => void; onRound: (round: number) => void }): VNode | null {
   const [zoom, setZoom] = useState(1);
   const [shift, setShift] = useState(0);
@@ -132,20 +132,21 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
   };
   const isVisible = (part: Part | Bar): boolean => part.start <= from + shown && (part.end ?? end) >= from;
   const row = (bar: Bar): VNode => {
+    const isCalm = bar.kind === "wait" && !/approv|answer|person|budget|token/i.test(bar.note);
     const parts: Part[] = bar.parts?.length ? bar.parts : [{ kind: bar.kind === "wait" ? "wait" : bar.bad ? "bad" : "run", start: bar.start, ...(bar.end === undefined ? {} : { end: bar.end }) }];
     return (
       <div key={bar.id} role="row" class={`depth${bar.depth}`} data-bar={bar.kind} title={[visible(bar.name), visible(bar.note)].filter(Boolean).join(": ")}>
         <span role="rowheader" class="cut">
           {bar.kind === "call" ? (
             <>
-              <button class="plain small" onClick={onCall}>{visible(bar.name)}</button>
+              <button class="plain small" onClick={onCall}>{title(bar.name)}</button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
           ) : bar.kind === "round" ? (
             <button class="plain small" title="Show its request" onClick={() => onRound(Number(bar.id.split(" ")[1]))}>{bar.name}</button>
           ) : visible(bar.name)}
         </span>
-        <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />)}</span>
+        <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind} ${isCalm ? "calm" : ""}`} style={place(part)} />)}</span>
         <span role="cell" class={`cut quiet ${bar.bad ? "fault" : ""}`}>{visible(bar.note)}</span>
         <span role="cell" class="took num">{lasted(Math.max(0, (bar.end ?? end) - bar.start) / 1000)}</span>
       </div>
@@ -178,23 +179,18 @@ function Calls({ calls }: { calls: CallJson[] }): VNode {
   );
 }
 
-/** A call with its input and output. */
 function Call({ call }: { call: CallJson }): VNode {
   const { toolName = "", state, startTime = "", endTime = "", attempt: tries = 1, result, childRunId } = call;
   const seconds = (Date.parse(endTime) - Date.parse(startTime)) / 1000;
   return (
     <article class="panel io" aria-label={`Call ${visible(toolName)}`}>
       <header class="row">
-        <strong>{visible(toolName)}</strong>
+        <strong title={visible(toolName)}>{title(toolName)}</strong>
         <Badge tone={toneOf(state)}>{word(state)}</Badge>
         {tries > 1 && <Badge tone="warn">attempt {tries}</Badge>}
         <span class="space" />
-        <span class="quiet">{seconds >= 0 && lasted(seconds)}</span>
+        <span class="quiet">{childRunId && <><a href={`/runs/${childRunId}`}>Child run</a> · </>}Round {call.round ?? 0}{seconds >= 0 && ` · ${lasted(seconds)}`}</span>
       </header>
-      <p class="quiet">
-        Round {call.round ?? 0}
-        {childRunId && <>, in <a href={`/runs/${childRunId}`}>run {childRunId.slice(-8)}</a></>}
-      </p>
       <Decided call={call} />
       <div class="sides">
         <div>
@@ -219,7 +215,6 @@ function Value({ value }: { value: unknown }): VNode {
   return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
 
-/** The exact request of a model call, and its answer. */
 function Request({ runId, round }: { runId: string; round: number }): VNode {
   const [found, setFound] = useState<GetRoundResponseJson | string>();
   useEffect(() => void pawl.agent.getRound({ runId, round }).then(setFound, (error: Error) => setFound(error.message)), []);
@@ -236,7 +231,6 @@ function Request({ runId, round }: { runId: string; round: number }): VNode {
   );
 }
 
-/** The content of an event, in words if possible. */
 function said(event: RunEventJson): string {
   const { runChanged, roundStarted, roundEnded, outputDelta, messageAdded, callChanged, toolProgress } = event;
   if (runChanged) return [runChanged.fromState, runChanged.run?.state].filter(Boolean).map(word).join(" → ");

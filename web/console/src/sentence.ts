@@ -16,6 +16,9 @@ const VERBS: Record<string, string> = {
   show_chart: "draw a chart",
   open_page: "open a page",
   stop_job: "stop a background job",
+  "workflow.items": "run the items",
+  "workflow.run": "run a workflow",
+  "workflow.undo": "undo the effects",
 };
 const ICONS: [RegExp, IconName][] = [
   [/mail|message|notify/, "mail"],
@@ -46,7 +49,7 @@ export function sourceOf(toolName = ""): string {
 
 export function title(toolName = ""): string {
   const words = verb(toolName);
-  return [words.slice(0, 1).toUpperCase() + words.slice(1), sourceOf(toolName)].filter(Boolean).join(" · ");
+  return [words.slice(0, 1).toUpperCase() + words.slice(1), !Object.hasOwn(VERBS, toolName) && sourceOf(toolName)].filter(Boolean).join(" · ");
 }
 
 export function iconOf(toolName = ""): IconName {
@@ -62,7 +65,6 @@ export function read(bytes: string | undefined): unknown {
   }
 }
 
-/** The arguments of a call; invalid arguments as the model wrote them. */
 export function argumentsOf({ argumentsJson, proposedArguments }: CallJson): unknown {
   return argumentsJson ? read(argumentsJson) : proposedArguments;
 }
@@ -83,14 +85,16 @@ function short(text: string, most = LENGTH_MAX): string {
   return line.length > most ? `${line.slice(0, most)} ...` : line;
 }
 
-/** A call's most informative arguments in one short line. */
 export function objectOf(call: CallJson): string {
   const all = argumentsOf(call);
   const entries = entriesOf(all).filter(([, value]) => value && !(Array.isArray(value) && !value.length));
   if (!entries.length) return typeof all === "string" ? short(visible(all)) : "";
   const rank = (name: string): number => (TELLING.includes(name) ? TELLING.indexOf(name) : TELLING.length);
-  const telling = entries.sort(([one], [other]) => rank(one) - rank(other)).slice(0, 3);
-  return short(telling.map(([, value]) => inWords(value)).join(" · "));
+  const isCount = (value: unknown): boolean => typeof value === "number" || typeof value === "boolean";
+  const saying = entries.filter(([, value]) => !isCount(value));
+  const telling = (saying.length ? saying : entries).sort(([one], [other]) => rank(one) - rank(other)).slice(0, 3);
+  // A number or a flag says nothing without its name.
+  return short(telling.map(([name, value]) => (isCount(value) ? `${name.replaceAll("_", " ")} ${value}` : inWords(value))).join(" · "));
 }
 
 /** True for a question that fits into a heading. */
@@ -122,7 +126,6 @@ function target(entries: [string, unknown][]): string {
   return Array.isArray(list) ? ` (${list.length} ${visible(name.replace(/_?ids?$/, "s").replaceAll("_", " "))})` : "";
 }
 
-/** A result in one short line. */
 export function resultLine(call: CallJson): string {
   const { result } = call;
   if (!result) return "";

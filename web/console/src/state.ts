@@ -46,7 +46,6 @@ export function titleOf(conversationId: string): string {
   return "a conversation";
 }
 
-/** Number of unread notifications. */
 export const unread = signal(0);
 
 export async function countUnread(): Promise<void> {
@@ -101,7 +100,6 @@ export function follow(event: MouseEvent): void {
 
 let leave: (() => void)[] = [];
 
-/** Problems of the product that `pawl dev` runs. */
 export const problems = signal<string[]>([]);
 /** Whether the last of these problems has just been fixed. */
 export const isFixed = signal(false);
@@ -121,7 +119,6 @@ async function loginState(): Promise<{ session: boolean; problems?: string[] } |
 
 let isFollowing = false;
 
-/** Follows the problems while `pawl dev` runs. */
 async function followProblems(): Promise<void> {
   if (isFollowing) return;
   isFollowing = true;
@@ -284,7 +281,6 @@ export function ago(time: string | undefined): string {
   return text === "now" ? text : seconds < 0 ? `in ${text}` : `${text} ago`;
 }
 
-/** Formats a duration. */
 export function lasted(seconds: number): string {
   const ms = Math.round(seconds * 1000);
   if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} m`;

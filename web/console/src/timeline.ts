@@ -20,7 +20,6 @@ export interface Bar {
   note: string;
   /** True for a call that failed or whose outcome is unknown. */
   bad?: boolean;
-  /** Parts of a call. */
   parts?: Part[];
   /** Bars of calls and waits are below the bar of their round. */
   depth: 0 | 1;
@@ -30,7 +29,6 @@ export interface Bar {
 export interface Timeline {
   bars: Bar[];
   attempt: string;
-  /** The open wait. */
   wait: string;
   /** True if the run has rounds. Calls are then below the bar of their round. */
   hasRounds: boolean;
@@ -44,7 +42,6 @@ const SETTLED = /_(SUCCEEDED|FAILED|REJECTED|EXPIRED|CANCELLED|DETACHED)$/;
 const ENDED = /_(COMPLETED|FAILED|CANCELLED|EXPIRED)$/;
 const WAITS = /_(AWAITING_APPROVAL|ASKED|OFFERED)$/;
 
-/** Returns the timeline after new events. */
 export function lay(before: Timeline, events: RunEventJson[]): Timeline {
   let { attempt, wait, hasRounds } = before;
   // A long run has thousands of bars, which are not copied for each event.
@@ -79,14 +76,14 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
       const again = tries > triesOf(bars.get(callId)?.note);
       change(callId, { note, bad: BAD.test(state), parts: after(bars.get(callId)?.parts ?? [], state, at, again), ...(childRunId ? { childRunId } : {}), ...(isSettled ? { end: at } : {}) });
     } else if (event.runChanged?.run) {
-      const { state = "", waiting } = event.runChanged.run;
+      const { state = "", waiting, waits = [], failure } = event.runChanged.run;
       if (state === "RUN_STATE_WAITING") {
-        if (!wait) start((wait = `wait ${event.seq}`), { name: "Waiting", kind: "wait", start: at, note: waiting?.sentence ?? "" });
+        if (!wait) start((wait = `wait ${event.seq}`), { name: "Waiting", kind: "wait", start: at, note: waiting?.sentence ?? waits.map((kind) => kind.replace("WAIT_KIND_", "").toLowerCase().replaceAll("_", " ")).join(", ") });
       } else if (wait) {
         change(wait, { end: at });
         wait = "";
       }
-      if (ENDED.test(state)) for (const id of bars.keys()) change(id, { end: at });
+      if (ENDED.test(state)) for (const id of bars.keys()) change(id, { end: at, ...(failure && id.startsWith("round") ? { bad: true, note: failure.message ?? "" } : {}) });
     }
   }
   return { bars: [...bars.values()], attempt, wait, hasRounds, byId: bars };

@@ -2,11 +2,11 @@
 
 import { type CallUndoJson, requestId } from "@pawl/client";
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
+import { Skeleton } from "./design/parts";
 import { type Column, Table } from "./design/table";
-import { Below } from "./resource";
-import { attempt, go, may, pawl, word } from "./state";
+import { Below, useRead } from "./resource";
+import { attempt, go, pawl, word } from "./state";
 import { visible } from "./visible";
 
 const UNDO: Column<CallUndoJson>[] = [
@@ -16,40 +16,24 @@ const UNDO: Column<CallUndoJson>[] = [
   { name: "Undo run", size: 110, priority: 2, of: ({ undoRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
 ];
 
-export function Undo({ runId }: { runId: string }): VNode | null {
-  const [calls, setCalls] = useState<CallUndoJson[]>();
-  if (!may("agent.v1.AgentService/UndoRun")) return null;
+export function Undo({ runId, onClose }: { runId: string; onClose: () => void }): VNode {
+  const [calls] = useRead(async () => (await pawl.agent.previewUndo({ runId })).calls ?? []);
   const does = calls?.some(({ state }) => state === "UNDO_STATE_TO_UNDO");
-  if (!calls)
-    return (
-        <button class="second" onClick={() => void attempt(async () => setCalls((await pawl.agent.previewUndo({ runId })).calls ?? []))}>Preview undo</button>
-    );
+  const undo = async (): Promise<void> => go(`/runs/${(await pawl.agent.undoRun({ requestId: requestId(), runId })).run?.runId}`);
   return (
     <div class="panel">
       <h2>Undo</h2>
-      {!!calls.length && <Table name="Undo preview" columns={UNDO} items={calls} />}
-      {!does && <p class="quiet">There is nothing to undo.</p>}
+      {!!calls?.length && <Table name="Undo preview" columns={UNDO} items={calls} />}
+      {!calls && <Skeleton lines={2} />}
+      {calls && !does && <p class="quiet">There is nothing to undo.</p>}
       <p class="buttons">
-        {does && (
-          <button
-            class="bad"
-            onClick={() =>
-              void attempt(async () => {
-                const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
-                if (run?.runId) go(`/runs/${run.runId}`);
-              })
-            }
-          >
-            Undo now
-          </button>
-        )}
-        <button class="second" onClick={() => setCalls(undefined)}>Cancel</button>
+        {does && <button class="bad" onClick={() => void attempt(undo)}>Undo now</button>}
+        <button class="second" onClick={onClose}>Cancel</button>
       </p>
     </div>
   );
 }
 
-/** The outcome of an undo. */
 export function UndoReport({ runId, of }: { runId: string; of: string }): VNode {
   return (
     <div class="panel">

@@ -10,7 +10,8 @@ import { iconOf, title } from "./sentence";
 import { lasted, word } from "./state";
 import { visible } from "./visible";
 
-export function RunLog({ view, answers = [] }: { view: RunView; answers?: string[] }): VNode {
+/** With `isExplained`, the page says elsewhere why the run waits or failed. */
+export function RunLog({ view, answers = [], isExplained }: { view: RunView; answers?: string[]; isExplained?: true }): VNode {
   const { run, ended } = view;
   const last = view.rounds.at(-1);
   const loose = Object.values(view.calls).filter((call) => !view.rounds.some((round) => round.callIds.includes(call.callId ?? "")));
@@ -19,15 +20,15 @@ export function RunLog({ view, answers = [] }: { view: RunView; answers?: string
     <div class="log" aria-live="polite" aria-busy={!ended}>
       {view.gap && <p class="quiet">Earlier events are no longer stored.</p>}
       {view.notes.filter((note) => !view.rounds.some(({ round }) => round === note.round)).map(noteView)}
-      {view.rounds.map((round) => <Round key={round.round} round={round} view={view} busy={!ended && round === last && !round.done} />)}
+      {view.rounds.map((round) => <Round key={round.round} round={round} view={view} busy={run.state === "RUN_STATE_RUNNING" && round === last && !round.done} />)}
       {loose.map((call) => <CallCard key={call.callId} call={call} progress={view.progress[call.callId ?? ""]} />)}
       {view.gap && (answers.length ? answers : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
       {run.waits?.includes("WAIT_KIND_BUDGET") && !ended && <TopUp run={run} />}
-      {!ended && waiting && <p class="quiet state">{visible(waiting)}</p>}
+      {!isExplained && !ended && waiting && <p class="quiet state">{visible(waiting)}</p>}
       {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">Needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
-      {run.state === "RUN_STATE_FAILED" && <p class="fault" role="alert">Failed: {visible(run.failure?.message ?? run.failure?.reason ?? "")}</p>}
+      {!isExplained && run.state === "RUN_STATE_FAILED" && <p class="fault" role="alert">Failed: {visible(run.failure?.message ?? run.failure?.reason ?? "")}</p>}
       {run.state === "RUN_STATE_CANCELLED" && <p class="quiet">Stopped.</p>}
-      {!view.rounds.length && !ended && <p class="quiet dots">{word(run.state) || "Loading"} </p>}
+      {!view.rounds.length && !ended && !isExplained && <p class="quiet dots">{word(run.state) || "Loading"} </p>}
     </div>
   );
 }
@@ -69,7 +70,6 @@ function thought({ text, reasoningSeconds, done }: RoundView, busy: boolean): st
   return busy && !text && !done ? "Thinking" : "Thought";
 }
 
-/** A warning, retry or message, at its position in the log. */
 function noteView({ kind, text }: NoteView, key: number): VNode {
   const shown = visible(text);
   if (kind === "message") return <div key={key} class="mine">{shown}</div>;

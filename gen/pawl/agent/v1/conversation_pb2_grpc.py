@@ -147,6 +147,7 @@ class ConversationServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_HISTORY
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

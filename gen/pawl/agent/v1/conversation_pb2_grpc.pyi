@@ -83,6 +83,7 @@ class ConversationServiceStub:
     - INVALID_ARGUMENT / INVALID_HISTORY
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     """
     ExportConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ExportConversationRequest, _conversation_pb2.ExportConversationResponse]
     """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it.
@@ -205,6 +206,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - INVALID_ARGUMENT / INVALID_HISTORY
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     """
     ExportConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ExportConversationRequest, _conversation_pb2.ExportConversationResponse]  # type: ignore[assignment]
     """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it.
@@ -354,6 +356,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_HISTORY
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         """
 
     @_abc_1.abstractmethod

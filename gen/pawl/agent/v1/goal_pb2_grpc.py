@@ -87,6 +87,7 @@ class GoalServiceServicer(object):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -53,6 +53,7 @@ class GoalServiceStub:
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetGoal: _grpc.UnaryUnaryMultiCallable[_goal_pb2.GetGoalRequest, _goal_pb2.GetGoalResponse]
@@ -105,6 +106,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetGoal: _aio.UnaryUnaryMultiCallable[_goal_pb2.GetGoalRequest, _goal_pb2.GetGoalResponse]  # type: ignore[assignment]
@@ -160,6 +162,7 @@ class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 

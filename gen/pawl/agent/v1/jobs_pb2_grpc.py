@@ -99,6 +99,7 @@ class JobServiceServicer(object):
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

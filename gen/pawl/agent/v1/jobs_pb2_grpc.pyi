@@ -54,6 +54,7 @@ class JobServiceStub:
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.GetJobResponse]
@@ -135,6 +136,7 @@ class JobServiceAsyncStub(JobServiceStub):
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.GetJobResponse]  # type: ignore[assignment]
@@ -219,6 +221,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 

@@ -95,6 +95,7 @@ class WorkflowServiceStub:
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetExecution: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.GetExecutionRequest, _workflow_pb2.GetExecutionResponse]
@@ -120,6 +121,7 @@ class WorkflowServiceStub:
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseExecution: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.PauseExecutionRequest, _workflow_pb2.PauseExecutionResponse]
@@ -228,6 +230,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetExecution: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetExecutionRequest, _workflow_pb2.GetExecutionResponse]  # type: ignore[assignment]
@@ -253,6 +256,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseExecution: _aio.UnaryUnaryMultiCallable[_workflow_pb2.PauseExecutionRequest, _workflow_pb2.PauseExecutionResponse]  # type: ignore[assignment]
@@ -400,6 +404,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 
@@ -437,6 +442,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
 

@@ -214,6 +214,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED. The caller already has the maximum number of open jobs in the conversation. Stop one,
     or wait for one to end.
     """
+    ERROR_REASON_STORAGE_FULL: _ErrorReason.ValueType  # 130
+    """RESOURCE_EXHAUSTED. The store has reached its limit `stored_bytes` (pawl.settings.v1.Settings.limits). Delete
+    conversations, or ask for a higher limit. New conversations and runs are refused; open runs continue.
+    """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED. The credential is missing or unknown."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 141
@@ -428,6 +432,10 @@ messages adds a segment.
 ERROR_REASON_TOO_MANY_JOBS: ErrorReason.ValueType  # 129
 """RESOURCE_EXHAUSTED. The caller already has the maximum number of open jobs in the conversation. Stop one,
 or wait for one to end.
+"""
+ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 130
+"""RESOURCE_EXHAUSTED. The store has reached its limit `stored_bytes` (pawl.settings.v1.Settings.limits). Delete
+conversations, or ask for a higher limit. New conversations and runs are refused; open runs continue.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. The credential is missing or unknown."""

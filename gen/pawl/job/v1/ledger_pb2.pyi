@@ -1328,6 +1328,7 @@ class CommitRunResponse(_message.Message):
     COMMANDS_PENDING_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     SHARED_TOKENS_LEFT_FIELD_NUMBER: _builtins.int
+    OUTPUT_PAUSE_SECONDS_FIELD_NUMBER: _builtins.int
     first_seq: _builtins.int
     """Seq of this commit's first event; 0 if it had none."""
     last_seq: _builtins.int
@@ -1336,6 +1337,8 @@ class CommitRunResponse(_message.Message):
     """Whether there are unconsumed commands. After a step with messages, this is also true if there are job reports."""
     shared_tokens_left: _builtins.int
     """Tokens left in the shared budget. 0 if the budget's run was deleted; absent if there is no shared budget."""
+    output_pause_seconds: _builtins.float
+    """Seconds to wait before committing more output, because the store exceeds its limit `events_per_second`."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the commit, from the database clock."""
@@ -1348,10 +1351,11 @@ class CommitRunResponse(_message.Message):
         commands_pending: _builtins.bool = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         shared_tokens_left: _builtins.int | None = ...,
+        output_pause_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "commands_pending", b"commands_pending", "first_seq", b"first_seq", "last_seq", b"last_seq", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "commands_pending", b"commands_pending", "first_seq", b"first_seq", "last_seq", b"last_seq", "output_pause_seconds", b"output_pause_seconds", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
     _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015

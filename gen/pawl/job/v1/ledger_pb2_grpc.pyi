@@ -51,6 +51,7 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
     """
@@ -63,6 +64,7 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -224,6 +226,7 @@ class LedgerServiceStub:
     Errors:
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     """
     ListEvents: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]
     """Lists a run's events after a seq, in order, limited to `events_max` and 1 MiB. A gap replaces deleted events.
@@ -252,6 +255,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / FEATURE_OFF
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
     """
@@ -264,6 +268,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -425,6 +430,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors:
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    - RESOURCE_EXHAUSTED / STORAGE_FULL
     """
     ListEvents: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Lists a run's events after a seq, in order, limited to `events_max` and 1 MiB. A gap replaces deleted events.
@@ -456,6 +462,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / FEATURE_OFF
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
         """
@@ -474,6 +481,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See SubmitMessage.
@@ -767,6 +775,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        - RESOURCE_EXHAUSTED / STORAGE_FULL
         """
 
     @_abc_1.abstractmethod

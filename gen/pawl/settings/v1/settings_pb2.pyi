@@ -225,6 +225,16 @@ class Settings(_message.Message):
           `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: maximum values
           of a new run's limits (pawl.event.v1.RunLimits). A higher limit is lowered to this value and listed in
           Run.lowered_limits.
+        - `stored_bytes`: size of the store's messages, events, and arguments and results of calls, before compression.
+          Files, documents and memories have limits of their own. Unlimited by default. Pawl counts about every 30 seconds,
+          less often in large stores. At the limit, new runs and imports are refused (RESOURCE_EXHAUSTED / STORAGE_FULL).
+          Open runs continue.
+        - `events_per_second`: events that the store's runs add to their logs. Unlimited by default. Above the limit, Pawl
+          publishes model output less often, in larger events, at least once a minute. Other events and the first output of
+          each answer are never delayed.
+        - `conversation_retention_days`: days after which inactive conversations are deleted.
+        - `conversation_retention_days_min`: the least that applies to `conversation_retention_days`; not allowed in the
+          layer STORE. 1 by default.
         - `weight`, 1 to 100: when runs of several stores are due, each store's share of turns is proportional to its
           weight; 1 by default.
         """

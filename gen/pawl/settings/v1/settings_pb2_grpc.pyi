@@ -56,7 +56,8 @@ class SettingsServiceStub:
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
-      than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
+      than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling or is
+      below the floor.
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
@@ -109,7 +110,8 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
-      than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
+      than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling or is
+      below the floor.
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
@@ -171,7 +173,8 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer other
-          than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling.
+          than DEPLOYMENT, a model server in the layer STORE, or a limit in the layer STORE that exceeds the ceiling or is
+          below the floor.
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.

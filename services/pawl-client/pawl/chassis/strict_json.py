@@ -35,9 +35,9 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def loads(data: bytes, *, bytes_max: int) -> JsonValue:
-    """Parse exactly one JSON value in UTF-8, which only white space may surround.
+    """Parse exactly one JSON value in UTF-8, with only white space around it.
 
-    A number without a fraction and an exponent is an int. Any other number is a float.
+    A number without a fraction or an exponent is an int. Any other number is a float.
 
     Raises:
         TooLarge: `data` is longer than `bytes_max`.
@@ -140,9 +140,7 @@ def _check_scalars(items: list[Any]) -> None:
 def storable(text: str) -> str:
     """Return `text` in a form that stores accept. Remove NUL, and replace each lone surrogate with U+FFFD.
 
-    Surrogate pairs are joined.
-
-    If nothing needs to change, the same object is returned.
+    Surrogate pairs are joined. If nothing needs to change, the same object is returned.
     """
     if "\0" in text:
         text = text.replace("\0", "")

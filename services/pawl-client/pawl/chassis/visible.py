@@ -1,6 +1,6 @@
 """Escapes for untrusted text, so that terminals, AG-UI, webhooks and e-mails show it safely and identically.
 
-web/console/src/visible.ts does the same. tests/golden/visible.json tests both.
+web/console/src/visible.ts does the same. tests/golden/visible.json contains test cases for both.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
     async def result(self, run_id: str) -> run_pb2.Run:
         """Wait until a run has ended. Return it with `output_text` or, if it failed, with `failure`.
 
-        This keeps waiting while the run waits for a user. Use `get` or `pending` to see what the run is waiting for.
+        This also waits while the run is waiting for a user. `get` and `pending` show what it is waiting for.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:

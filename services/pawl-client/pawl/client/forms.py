@@ -32,7 +32,7 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
 
 
 def file(document_name: str, *, shared: bool = False) -> message_pb2.Part:
-    """Return a message part for one of your documents or, with `shared`, one of the store's.
+    """Return a message part for one of your documents or, with `shared`, one of the store's documents.
 
     The model receives the document's text.
     """

@@ -34,7 +34,7 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
         ToolDefinitionError: `tool` is not such a function, or it uses options that only the registry supports.
     """
     if not isinstance(tool, Tool):
-        raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` of pawl.tools")
+        raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` from pawl.tools")
     if tool.process is not None or tool.reconcile is not None or tool.heartbeat_seconds:
         raise ToolDefinitionError(
             f"{tool.name}: process, reconcile and heartbeat_seconds require a tool that the registry runs"

@@ -64,7 +64,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
     try:
         return run_pb2.JobMonitor(condition=condition(named, "when"), **limits)
     except (TypeError, ValueError):
-        raise InvalidField(f"the values of {', '.join(_LIMITS)} in a condition must be numbers", field="when") from None
+        raise InvalidField("a condition's `pause`, `times` and `for` must be numbers", field="when") from None
 
 
 def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class WorkflowRun:
     async def result(self) -> run_pb2.Run:
         """Wait until the run has ended. Return it with `output_json` or, if it failed, with `failure`.
 
-        This keeps waiting while the run waits for people, events or times.
+        This keeps waiting while the run is waiting for people, events or times.
         """
         run = run_pb2.Run()
         while not run.HasField("end_time"):

@@ -1,4 +1,4 @@
-"""Values that all services share: runs, calls, commands and tools. Pure: without protobuf and I/O."""
+"""Values that all services share: runs, calls, commands and tools. Pure: no protobuf and no I/O."""
 
 from pawl.values.call import (
     SETTLED,

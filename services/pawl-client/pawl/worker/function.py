@@ -71,7 +71,7 @@ class CallContext:
 
         Raises:
             Superseded: The call was cancelled or moved to another worker.
-            ToolError: The value is not strict JSON, is too large, or the registry does not support checkpoints.
+            ToolError: The value is not strict JSON or is too large, or the registry does not support checkpoints.
         """
         try:
             content = dumps_canonical(msgspec.to_builtins(value, str_keys=True))

@@ -142,7 +142,7 @@ class Agents:
     async def update(
         self, caller: Principal, definition: AgentDefinition, *, draft: bool, validate_only: bool
     ) -> dict[str, Any]:
-        """Save an agent or a draft, with the tools that it currently selects, unless it is unchanged.
+        """Save an agent or a draft with the tools that it currently selects. Save nothing if it is unchanged.
 
         Return the fields of the response.
 
@@ -220,7 +220,7 @@ class Agents:
     async def of_run(self, caller: Principal, name: str) -> AgentVersion | None:
         """Return the agent version for a new run, or None for the deployment's `default`.
 
-        An empty name selects the store's `default`, which may be up to DEFAULT_SECONDS_MAX out of date.
+        An empty name selects the store's `default`, which may be up to DEFAULT_SECONDS_MAX seconds out of date.
 
         Raises:
             AgentNotFound

@@ -85,6 +85,16 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
         return self.tokens_max <= self.tokens_used
 
 
+class RateReached(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of model calls or tokens per minute is reached. The next attempt may follow at `end_time`."""
+
+    end_time: float
+
+    @property
+    def kind(self) -> WaitKind:
+        return WaitKind.RATE
+
+
 class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on a run's next model call. `models` is empty if all are allowed.
 
@@ -127,7 +137,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may see the agent. Its users and all admins may."""
+        """Return whether a user with these roles may see the agent: those who may use it, and all admins."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
@@ -235,7 +245,9 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
         unmatched += [] if names else [pattern]
         found |= names
     if len(found) > TOOL_NAMES_MAX:
-        raise InvalidField(f"tools must select at most {TOOL_NAMES_MAX}, got {len(found)}", field="definition.tools")
+        raise InvalidField(
+            f"tools must select at most {TOOL_NAMES_MAX} tools, got {len(found)}", field="definition.tools"
+        )
     chosen = definition.options.tool_choice.tool_name
     if chosen and chosen not in found:
         raise InvalidField("options.tool_choice names a tool that `tools` does not select", field="definition.options")

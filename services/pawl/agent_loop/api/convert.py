@@ -59,7 +59,7 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
     """Validate the results in a request about one run, and fill in missing run ids.
 
     Raises:
-        InvalidId, InvalidField: A result is invalid or belongs to another run, or the number of results is not 1 to 64.
+        InvalidId, InvalidField: A result is invalid or belongs to another run, or there are not 1 to 64 results.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"results must have between 1 and {RESULTS_MAX} entries", field="results")
@@ -70,8 +70,8 @@ def decisions(messages: Sequence[types_pb2.CallDecision]) -> Sequence[types_pb2.
     """Validate a request's decisions.
 
     Raises:
-        InvalidId, InvalidField: A decision is invalid, the number of decisions is not 1 to 64, or two decisions are
-            about the same call.
+        InvalidId, InvalidField: A decision is invalid, there are not 1 to 64 decisions, or two decisions are about
+            the same call.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"decisions must have between 1 and {RESULTS_MAX} entries", field="decisions")

@@ -253,7 +253,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Cancel a run. The outcome is LATE if the run has already ended, which does not change the run.
+        """Cancel a run. A run that has already ended does not change, and the outcome is LATE.
 
         Raises:
             InvalidField, TooLarge, RequestIdReused
@@ -316,7 +316,7 @@ class Inbox:
     ) -> Reply:
         """Send an event to a workflow run. Idempotent by event id.
 
-        A run that stores too many events accepts another only if a node waits for it (`is_awaited`).
+        A run that stores too many events accepts another only if a node is waiting for it (`is_awaited`).
 
         Raises:
             TooLarge, InvalidJson, RequestIdReused, QueueFull

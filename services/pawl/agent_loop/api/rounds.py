@@ -43,7 +43,7 @@ class Rebuilding(NamedTuple):
 
 
 class _Round:
-    """The data in a run's log about the round `number`."""
+    """The data about round `number` in a run's log."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,8 +1,8 @@
 """The steps of a run, derived only from its log.
 
 The same log always results in the same steps. Step ids are derived from rounds and call ids. The model adds one message
-per round, so a message's round follows from the earlier messages. Some messages follow calls that they did not request,
-such as an undo report. They get their own round.
+per round, so a message's round follows from the earlier messages. Some messages, such as an undo report, follow calls
+that they did not request. Each of these messages gets its own round.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Steps:
         return [_change(before.get(step.step_id), step) for step in sorted(changed, key=self._sort_key)]
 
     def take_gap(self, gap: Gap) -> Sequence[StepChange]:
-        """Apply an ended run's messages and calls instead of its log. Return all steps."""
+        """Apply the messages and calls of a run that has ended, instead of its log. Return all steps."""
         messages, calls = gap.snapshot.messages, gap.snapshot.calls
         self._round_of_call = {call.call_id: call.round for call in calls}
         followed = {call_id for message in messages for call_id in message.call_ids}

@@ -228,10 +228,10 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Yield the changes of steps after `after_seq` until the run ends.
+        """Yield the changes to steps after `after_seq` until the run ends.
 
-        Each part includes the seq of its last event. Skip events that do not change a step. After `silence_seconds`
-        without an event, yield a part without changes. Use it inside `contextlib.aclosing`.
+        Each part includes the seq of its last event. Events that do not change a step are skipped. After
+        `silence_seconds` without an event, yield a part without changes. Use it inside `contextlib.aclosing`.
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded, SlowConsumer

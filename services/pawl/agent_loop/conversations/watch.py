@@ -144,7 +144,7 @@ class ConversationWatches:
             stream.change()
 
     async def _find_changes(self, *, reported: bool) -> None:
-        """Notify streams whose conversations have a new version. Without change reports, notify all streams."""
+        """Notify streams whose conversations have a new version, or all streams if NATS does not report changes."""
         if not reported:
             for key in list(self._watched):
                 self._changed(*key)
@@ -177,7 +177,7 @@ class _Followed(NamedTuple):
 
 
 class _Stream:
-    """One client's stream. It is notified about changes in the conversations in `shown`."""
+    """One client's stream. It is notified of changes in the conversations in `shown`."""
 
     def __init__(
         self, around: ConversationWatches, caller: Principal, conversation_id: ConversationId, cursor: Cursor

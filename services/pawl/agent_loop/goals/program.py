@@ -43,7 +43,7 @@ class GoalProgram(Program):
         return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record judgements. The progress that they found is reported as progress of the judging calls."""
+        """Record judgements, and report the progress that they found as progress of the judging calls."""
         after = rules.recorded(after, _goal(after))
         progress = after.run.job_progress
         if progress is None or progress == base.run.job_progress:

@@ -183,7 +183,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that the run, or the delegated runs below it, started. The newest come first."""
+        """Return the open jobs that were started by the run or the delegated runs below it, newest first."""
         wanted = pb.ListJobsRequest(reports_to_conversation_id=_reported_to(run), states=_OPEN)
         return [job for job in (await self._ledger.list_jobs(caller, wanted)).runs if _is_above(run, job)]
 
@@ -230,7 +230,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
 
 def _reported_to(run: run_pb2.Run) -> str:
-    """Return the conversation to which a run's jobs report: that of the root run."""
+    """Return the conversation to which a run's jobs report, which is the root run's conversation."""
     root = run.above[0].conversation_id if run.above else ""
     return root or run.reports_to_conversation_id or run.conversation_id
 

@@ -1,6 +1,6 @@
 """Background runs give way to foreground runs, which share this process, job-store and the database with them.
 
-A worker's foreground is *at work* while a foreground run makes a step, or while a user's message is being accepted.
+A worker's foreground is *at work* while a foreground run executes a step, or while a user's message is being accepted.
 Background runs then start no steps, and the worker claims no more of them. Both continue as soon as the foreground has
 been quiet for a moment, for example while a model or tool takes long, or after a short time in any case.
 """
@@ -31,9 +31,9 @@ def yield_seconds(now: float, *, since: float, foreground_at: float) -> float:
 
 
 class BackgroundSteps:
-    """A limit on the number of background runs that make a step at the same time, in order of arrival.
+    """A limit on the number of background runs that execute a step at the same time. Runs are served in order of arrival.
 
-    A step that takes longer than two seconds, for example in an outage, gives up its slot, so that it cannot block
+    A step that takes longer than two seconds, for example during an outage, releases its slot, so that it cannot block
     others.
     """
 

@@ -287,7 +287,7 @@ class Drive:
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
         """Return the ledger's response. Retry until there is one.
 
-        The time of an outage does not count as active time.
+        The duration of an outage does not count as active time.
         """
         clock = self._dependencies.clock
         started = clock.monotonic()
@@ -359,7 +359,7 @@ class Drive:
             self._spans.new_trace = ""
         self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
-        self._tasks.output_shown()
+        self._tasks.output_shown(answer.output_pause_seconds)
         for fact in self._facts[:facts_taken]:
             if isinstance(fact, ModelAnswered | ModelFailed | ModelCut):
                 self._tasks.limits.count(fact.model_call_id)
@@ -468,9 +468,9 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Add the usage of output that is about to be shown.
+        """Count the usage for output that is about to be shown.
 
-        If this worker dies, the next one cannot know that usage.
+        If this worker dies, the next one cannot find out that usage.
         """
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):

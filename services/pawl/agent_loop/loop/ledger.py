@@ -147,7 +147,7 @@ class WorkerLedgerClient:
         return _with_inbox(state, response)
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
-        """Return one call, which can belong to another of the user's runs.
+        """Return a call from any of the user's runs.
 
         Raises:
             CallNotFound
@@ -158,7 +158,7 @@ class WorkerLedgerClient:
 
 
 async def load_at(channel: grpc.aio.Channel, run: RunKey, last_number: int) -> tuple[Loaded, Sequence[call_pb2.Call]]:
-    """Return a run of any user, with its history as it was after message `last_number` of the conversation.
+    """Return any user's run, with its history as it was after message `last_number` of the conversation.
 
     Also return the calls of the run and of the history.
 

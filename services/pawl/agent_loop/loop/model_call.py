@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import ModelTerms, TokenBudget, draft_name
+from pawl.agent_loop.agents.rules import ModelTerms, RateReached, TokenBudget, draft_name
 from pawl.agent_loop.loop.ports import Meter, ModelTiming, Randomness
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -84,7 +84,7 @@ class ModelCall:
         self.first_output_at: float | None = None
 
     def refused(self, terms: ModelTerms, model: str) -> ModelFailed | None:
-        """Return why the call must not be made now, or None if it may."""
+        """Return why the call must not be made now, or None if it may be made."""
         if exhausted := terms.exhausted:
             return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
         if terms.models and model not in terms.models:
@@ -95,11 +95,12 @@ class ModelCall:
         self,
         request: ModelRequest,
         random: Randomness,
-        take: Callable[[int, int | None], Awaitable[TokenBudget | None]] | None,
+        take: Callable[[int, int | None], Awaitable[TokenBudget | RateReached | None]] | None,
     ) -> ModelAnswer | ModelFailed:
         """Make the call unless the token budget or a limit that `take` returns prevents it.
 
-        `take` reserves the tokens of the prompt and the answer, and returns the budget that has too few left, if any.
+        `take` reserves the tokens of the prompt and the answer, and returns a budget that has too few tokens left, if
+        any.
         """
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
@@ -152,9 +153,9 @@ class ModelCall:
     def take_output(self) -> tuple[OutputDelta, ...]:
         return self._coalescer.take(self._monotonic())
 
-    def output_shown(self) -> None:
+    def output_shown(self, pause_seconds_min: float) -> None:
         """Record that the output collected so far is durable."""
-        self._coalescer.shown(self._monotonic())
+        self._coalescer.shown(self._monotonic(), pause_seconds_min)
 
     def _take(self, piece: Piece) -> None:
         if isinstance(piece, Sent):

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import ModelTerms, TokenBudget
+from pawl.agent_loop.agents.rules import ModelTerms, RateReached, TokenBudget
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.model_call import ModelCall, agent_with_budget
 from pawl.agent_loop.loop.ports import Randomness
@@ -20,10 +20,9 @@ from pawl.chassis.ids import IdSource, StoreId
 from pawl.chassis.rpc.retry import Retry
 from pawl.job.v1 import agents_pb2
 from pawl.job.v1.models_pb2 import TakeModelCallResponse
-from pawl.values import WaitKind
 
 # Takes the tokens of a prompt and the limit of its answer. Returns the limit that the call must wait for, if any.
-Take: TypeAlias = Callable[[int, int | None], Awaitable[TokenBudget | None]]
+Take: TypeAlias = Callable[[int, int | None], Awaitable[TokenBudget | RateReached | None]]
 
 # Longest wait for a limit per minute, after which a run tries again.
 _RATE_SECONDS_MAX: Final = 60.0
@@ -59,7 +58,7 @@ class ModelLimits:
         if shared is None or not (terms.is_rated or terms.budgets or shared.is_rated(request.server)):
             return None
 
-        async def take(prompt_tokens: int, output_tokens_max: int | None) -> TokenBudget | None:
+        async def take(prompt_tokens: int, output_tokens_max: int | None) -> TokenBudget | RateReached | None:
             model_call_id = self._ids.new("mcl")
             ask = partial(
                 shared.take,
@@ -76,7 +75,7 @@ class ModelLimits:
 
         return take
 
-    def _limit(self, answer: TakeModelCallResponse, state: State) -> TokenBudget | None:
+    def _limit(self, answer: TakeModelCallResponse, state: State) -> TokenBudget | RateReached | None:
         used_up = _BUDGET.read(answer.budget) if answer.HasField("budget") else None
         if used_up is None and not answer.wait_seconds:
             return None
@@ -86,8 +85,7 @@ class ModelLimits:
         waits = state.loop.model_call.quota_waits if state.loop.model_call else 0
         spread = (1 + waits) * (0.5 + self._random())
         end_time = self._now() + min((answer.wait_seconds or _RESERVED_WAIT_SECONDS) * spread, _RATE_SECONDS_MAX)
-        limit = used_up or TokenBudget(kind=WaitKind.RATE, tokens_max=0, tokens_used=0, end_time=end_time)
-        return replace(limit, end_time=end_time)
+        return replace(used_up, end_time=end_time) if used_up else RateReached(end_time=end_time)
 
     def ended(self, call: ModelCall, store_id: StoreId, server: str) -> None:
         """Record that a call has ended. Once its tokens are durable, `count` counts them."""

@@ -150,8 +150,6 @@ class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
 
     The times are monotonic. A time is None if its event did not happen. `server` is empty for the deployment's model
     server.
-
-    The times are monotonic, and None if the event did not happen. `server` is empty for the deployment's model server.
     """
 
     sent_at: float

@@ -179,10 +179,10 @@ class RunTasks(Tasks):
             return ()
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
-    def output_shown(self) -> None:
-        """Record that all output returned so far is durable."""
+    def output_shown(self, pause_seconds_min: float) -> None:
+        """Record that all output returned so far is durable. More output should follow after this pause."""
         if self._model_call:
-            self._model_call.output_shown()
+            self._model_call.output_shown(pause_seconds_min)
 
     async def cancel_all(self) -> None:
         await super().cancel_all()

@@ -1,4 +1,4 @@
-"""Spans of runs, named as in OpenTelemetry's GenAI conventions 0.1.0.
+"""Spans of runs, named as in version 0.1.0 of OpenTelemetry's GenAI conventions.
 
 Each drive of a run has a span, which ends when the run parks. The span of a later drive is a child of the first drive's
 span, in the same trace, and links to the span of the previous drive. The IDs of these spans are derived from the run
@@ -221,7 +221,7 @@ class RunSpans:
 
 
 def answered(span: Traced, answer: ModelAnswer, *, error_type: str, first_seconds: float | None) -> None:
-    """Describe the end of a model call. `first_seconds` is the time until its first output."""
+    """Record a model call's outcome on its span. `first_seconds` is the time until the first output."""
     span.error_type = error_type
     span.attributes |= _usage(answer.usage) | {
         "gen_ai.response.finish_reasons": [answer.finish_reason] if answer.finish_reason else None,
@@ -233,7 +233,7 @@ def answered(span: Traced, answer: ModelAnswer, *, error_type: str, first_second
 
 
 def executed(span: Traced, ended: ExecutionResult) -> None:
-    """Describe the end of a tool call."""
+    """Record a tool call's outcome on its span."""
     if ended.outcome not in _ENDED_WELL:
         span.error_type = ended.result.error_reason or ended.outcome
     span.attributes["pawl.call.outcome"] = ended.outcome

@@ -68,7 +68,7 @@ class _TextChoice(msgspec.Struct):
 class _TextChunk(msgspec.Struct):
     """A chunk that contains only text, like nearly all chunks.
 
-    A `_Chunk` would return the same piece, but more slowly.
+    A `_Chunk` would produce the same piece, but more slowly.
     """
 
     choices: tuple[_TextChoice]

@@ -82,7 +82,7 @@ class SharedModels:
         self._has_uncounted.set()
 
     async def count_ended(self) -> None:
-        """Count the tokens of ended calls. A restart loses the tokens of calls that ended just before."""
+        """Count the tokens of completed calls. A restart loses the tokens of calls that ended just before it."""
         while await self._has_uncounted.wait():
             self._has_uncounted.clear()
             while batch := list(self._uncounted.items())[:_COUNTED_AT_ONCE]:

@@ -1,4 +1,4 @@
-"""Prepares messages of runs started by schedules and triggers, as if their users had started them."""
+"""Prepares the messages of runs that schedules and triggers start, as if users had started these runs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ async def sources(
 
     The calls of a workflow or goal run include those of the runs below it. The deleted rounds of a job share one
     source, which contains their number. If a rerun reuses results of another run, a source refers to that run instead
-    of its calls. Unless `open_may_be_left`, all runs below must have ended.
+    of its calls. Unless `open_may_be_left` is set, all runs below must have ended.
 
     Raises:
         RunNotFound: The user does not have this run.

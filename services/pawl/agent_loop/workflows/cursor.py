@@ -48,7 +48,7 @@ ENDED: Final = frozenset({NodeState.SUCCEEDED, NodeState.FAILED, NodeState.SKIPP
 
 
 class NodeKey(NamedTuple):
-    """The key of a node's call. `chunk` is a chunk of a map, counted from 0."""
+    """The key of a node's call. `chunk` is the number of a map's chunk, counted from 0."""
 
     iteration: int
     attempt: int

@@ -164,7 +164,7 @@ class WorkflowNode(CallNode, frozen=True, kw_only=True, tag="workflow"):
 
 
 class WaitNode(TimedNode, frozen=True, kw_only=True, tag="wait"):
-    """Waits for a duration, until a time, or for an event, of which exactly one is set.
+    """Waits for a duration, until a time, or for an event. Exactly one of these is set.
 
     The output is the event's payload.
     """
@@ -200,7 +200,7 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> frozenset[str]:
-        """Nodes outside of branches that wait for an event. Each has a token."""
+        """Nodes that wait for an event and are not inside a branch. Each has a token."""
         return frozenset(name for name, node in self.nodes.items() if isinstance(node, WaitNode) and node.event)
 
     @property

@@ -1,4 +1,4 @@
-"""Drafts of the calls of nodes. The registry checks only tool calls."""
+"""Drafts the calls that nodes make. The registry checks only tool calls."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Execution:
 
     @property
     def current(self) -> list[str]:
-        """Paths of the nodes that are running or waiting, in order of their start."""
+        """Paths of the nodes that are running or waiting, in the order in which they started."""
         steps = (self._graph.steps[number] for number in self._positions)
         return [step.path for step in steps if self._state(step) in _OPEN]
 

@@ -118,11 +118,11 @@ class Executions:
         )
 
     async def of_token(self, caller: Principal, token: str) -> tuple[Principal, RunId, str]:
-        """Return the user and the run with this token in the caller's store, and the token's event.
+        """Return the user and the run in the caller's store to which this token belongs, and the token's event.
 
         Raises:
             CompletionNotFound: No run in the store has this token.
-            CallNotPending: The token's node has ended, but not by an event with this token.
+            CallNotPending: The token's node has already ended, and an event with this token was not the reason.
         """
         run_id, _, rest = token[:_TOKEN_CHARACTERS_MAX].partition(".")
         node = rest.partition(".")[0]
@@ -138,7 +138,7 @@ class Executions:
         record = found.cursor.nodes.get(found.step(node).number)
         name = event_of_token(node)
         if record is not None and record.state in ENDED_NODES and await self._event(user, found, record) != name:
-            raise CallNotPending(f"node {node} has ended, but not by an event with this token")
+            raise CallNotPending(f"node {node} has already ended, and an event with this token was not the reason")
         return user, RunId(run_id), name
 
     async def _event(self, caller: Principal, found: WorkflowRun, record: NodeRecord) -> str:
@@ -232,7 +232,7 @@ class Executions:
                 node.map.succeeded, node.map.running = node.map.succeeded + done, node.map.running - done
 
     async def rerun(self, caller: Principal, run_id: RunId, node: str) -> tuple[WorkflowRun, Rerun]:
-        """Return an ended run, and what would run again if it were restarted from a node.
+        """Return a run that has ended, and what would run again if it were restarted from a node.
 
         Raises:
             RunNotFound, NodeNotFound
@@ -269,7 +269,7 @@ class Executions:
         return undone
 
     async def effects(self, caller: Principal, found: WorkflowRun, again: frozenset[int]) -> list[call_pb2.Call]:
-        """Return the calls of these nodes and of the runs below them that had, or may have had, effects."""
+        """Return calls that had or may have had effects, made by these nodes or by the runs below them."""
         run_id = RunId(found.run.run_id)
         waiting, seen, effects = [run_id], {run_id}, list[call_pb2.Call]()
         while waiting and len(effects) < _EFFECTS_MAX:

@@ -106,7 +106,7 @@ def is_expression(text: str) -> bool:
 
 
 def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
-    """Return all faults of the expressions in a template."""
+    """Return all faults in a template's expressions."""
     found = []
     for where, text in _strings(template, path):
         try:
@@ -123,7 +123,7 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
 def result_type(text: str, names: Names) -> str:
     """Return the CEL type, such as BOOL, of a string that is one checked expression.
 
-    DYN means that it depends on data.
+    DYN means that the type depends on the data.
     """
     (part,) = _inserted(text)
     if part.path is not None:

@@ -66,7 +66,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes of a workflow, parents before their branches. For a chunk of the map `mapping`, one node per item."""
+    """All nodes of a workflow, parents before their branches. A chunk of the map `mapping` has one node per item."""
 
     definition: WorkflowDefinition
     steps: tuple[Step, ...]
@@ -124,7 +124,7 @@ def _add_branches(steps: list[Step], number: int) -> None:
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:
     """Return the nodes to start now, in order.
 
-    At most `concurrency` nodes with calls are open. This includes nodes that wait for a retry, and nodes in `checking`,
+    At most `concurrency` nodes with calls are open. This includes nodes that await a retry, and nodes in `checking`,
     whose calls the registry is checking.
     """
     held = {step.number for step in graph.steps if _holds_slot(step, cursor.nodes.get(step.number))}
@@ -245,7 +245,7 @@ def next_time(graph: Graph, cursor: WorkflowCursor) -> int | None:
 
 
 def first_failure(graph: Graph, cursor: WorkflowCursor, failures_max: int) -> Step | None:
-    """Return the node that fails the run: the first failed node after `failures_max` others."""
+    """Return the node whose failure fails the run: the first to fail after `failures_max` others."""
     found = [step for step in graph.steps if _fails_run(step, cursor.nodes.get(step.number))]
     found.sort(key=lambda step: cursor.nodes[step.number].end_ms or 0)
     return found[failures_max] if len(found) > failures_max else None

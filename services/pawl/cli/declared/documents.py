@@ -40,7 +40,7 @@ Place: TypeAlias = tuple[str | int, ...]
 
 
 class InvalidDocument(ParseError):
-    """Raised if a value does not fit its field. `place` is its position in the document."""
+    """Raised if a value is invalid for its field. `place` is its position in the document."""
 
     def __init__(self, message: str, place: Place) -> None:
         self.place = place
@@ -53,7 +53,7 @@ def to_message(document: Mapping[str, Any], message: Message) -> Message:
     A document has `schema` for the field `schema_json`, text for bytes, and ALLOW for RULE_EFFECT_ALLOW.
 
     Raises:
-        InvalidDocument: A field is unknown, or a value does not fit.
+        InvalidDocument: A field is unknown, or a value is invalid for its field.
     """
     return ParseDict(_message(message.DESCRIPTOR, document, ()), message)
 

@@ -52,7 +52,7 @@ class Asked:
     def problem(self, text: str, field: str = "") -> str:
         """Return `text` as an error message that starts with the file and the line.
 
-        The line is where the deepest field mentioned in `text` or `field` is.
+        The line is the one with the deepest field that `text` or `field` mentions.
         """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
@@ -67,7 +67,7 @@ def read_set(folder: Path) -> str:
     """Return the name of the set in a folder, or an empty string if the folder has no pawl.yaml.
 
     Raises:
-        CommandError: Pawl.yaml is invalid.
+        CommandError: The file pawl.yaml is invalid.
     """
     file = folder / SET_FILE
     if not file.is_file():
@@ -138,7 +138,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _misnamed_folders(path: Path) -> list[str]:
-    """Return a problem for each subfolder of a set whose name is almost that of a kind, so that it is not read."""
+    """Return a problem for each subfolder of a set that is not read, but whose name resembles the name of a kind."""
     if not (path / SET_FILE).is_file():
         return []
     unknown = [each for each in sorted(path.iterdir()) if each.is_dir() and each.name not in FOLDERS]

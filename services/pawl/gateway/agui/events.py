@@ -42,7 +42,7 @@ def output_id(run_id: str, first_output_seq: object) -> str:
 
 
 def message_of(message: Json, client_ids: Names) -> list[Json]:
-    """Convert a message to AG-UI messages, reasoning first and without calls. A notice becomes no message."""
+    """Convert a message to AG-UI messages, reasoning first and without calls. A notice results in no message."""
     role, text = message.get("role"), message.get("text", "")
     if role == "ROLE_USER":
         parts = message.get("parts", ())

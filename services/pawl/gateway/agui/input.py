@@ -1,4 +1,4 @@
-"""AG-UI requests and their answers: parsing and conversion. Also determines how an AG-UI run ends."""
+"""Parses AG-UI requests and the answers in them, converts them, and determines how an AG-UI run ends."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def check_return(
         raise Unauthenticated("This login was not started here, or has expired. Log in again.")
     # RFC 9207: protects against mix-up attacks between providers.
     if (issuer or requires_issuer) and issuer != provider.issuer:
-        raise Unauthenticated("This login was started at another provider. Log in again.")
+        raise Unauthenticated("This login was started with another provider. Log in again.")
 
 
 def code_form(provider: Provider, code: str, attempt: Attempt, redirect_uri: str) -> dict[str, str]:

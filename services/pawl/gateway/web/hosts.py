@@ -1,4 +1,4 @@
-"""Checks of a request's host, origin and headers, made before the request is read.
+"""Checks a request's host, origin and headers before the request is read.
 
 Browsers send the session cookie with every request to the gateway, whichever page makes the request. A request with a
 cookie must therefore come from one of the gateway's pages. A request with a key may come from anywhere.

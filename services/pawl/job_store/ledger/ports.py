@@ -169,6 +169,11 @@ class Limits:
     # Limits of model calls; 0 for none.
     model_requests_per_minute: int = 0
     model_tokens_per_minute: int = 0
+    conversation_retention_days: int = 30
+    # 0 for no limit.
+    events_per_second: int = 0
+    # The store has reached its limit of stored bytes.
+    is_full: bool = False
     # The maximums of some limits of new runs (pawl.event.v1.RunLimits).
     of_runs: Mapping[str, int] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Counts model calls per minute, reserves their tokens in budgets, and counts outages, in PostgreSQL.
+"""Counts model calls, events and outages, and reserves tokens in budgets, in PostgreSQL.
 
 A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). A call may be
 made if at least one request or token is left. It is then counted in full. Large calls therefore need not wait longer
@@ -84,6 +84,7 @@ _RESERVED_OF: Final = {
 }
 _MINUTE_SECONDS: Final = 60.0
 _HOUR_SECONDS: Final = 3600.0
+_PAUSE_SECONDS_MAX: Final = 60.0
 
 
 class Rate(NamedTuple):
@@ -155,6 +156,12 @@ def _checked(budgets: Sequence[TokenBudget], reserved: Record) -> dict[str, floa
 
 
 class PostgresModels(DatabaseAdapter):
+    async def pause_seconds(self, store_id: StoreId, per_second: int, events: int) -> float:
+        """Count events of a store. Return after how many seconds its rate, averaged over a second, is allowed."""
+        rate = (store_id, "events", events / per_second, 0.0, True)
+        minutes: float = await self._database.fetchval(_TAKE, *rate)
+        return min(max(0.0, minutes * _MINUTE_SECONDS - 1.0), _PAUSE_SECONDS_MAX)
+
     async def take(
         self,
         call: OpenCall,

@@ -19,6 +19,7 @@ from pawl.job_store.store_settings.rules import (
     governs_all,
     layer_of,
     store_of,
+    with_size,
     with_usage,
 )
 from pawl.job_store.store_settings.snapshot import SettingsSnapshot
@@ -82,6 +83,8 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
             used = await self._usage.tokens(store_id, caller.user_id)
             is_own = caller.store_id == store_id
             explained = [with_usage(each, used, of_user=is_own) for each in explained]
+        size = self._settings.stored_bytes.get(store_id)
+        explained = [each if size is None else with_size(each, size) for each in explained]
         return pb.ExplainSettingsResponse(explanations=map(_explanation, explained))
 
     async def ListSettingsChanges(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -14,18 +14,16 @@ from msgspec.structs import replace
 from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
-from pawl.errors import Conflict, InvalidField, ModelNotAllowed, PermissionDenied
+from pawl.errors import InvalidField, PermissionDenied
 from pawl.values import TOKENS_MAX, Feature, WaitKind
 
 RUNS_MAX: Final = 10_000
 # Limits how long a store waits while another has its turns.
 _WEIGHT_MAX: Final = 100
 LISTED_STORES_MAX: Final = 10_000
-_PERCENT_MAX: Final = 100
+PERCENT_MAX: Final = 100
 # All replicas have read a change after this time.
 _SPREAD: Final = timedelta(seconds=10)
-_MODELS_MAX: Final = 200
-_MODEL_CHARACTERS_MAX: Final = 256
 MODELS: Final = "models"
 MODEL_SERVER: Final = "model_server"
 _DEFAULT_SERVER: Final = "default"
@@ -53,6 +51,10 @@ class Limit(StrEnum):
     ROUND_TIMEOUT_SECONDS = "round_timeout_seconds"
     RUN_TIMEOUT_SECONDS = "run_timeout_seconds"
     PROVIDER_WAIT_SECONDS = "provider_wait_seconds"
+    STORED_BYTES = "stored_bytes"
+    EVENTS_PER_SECOND = "events_per_second"
+    CONVERSATION_RETENTION_DAYS = "conversation_retention_days"
+    CONVERSATION_RETENTION_DAYS_MIN = "conversation_retention_days_min"
     WEIGHT = "weight"
 
     @property
@@ -61,7 +63,10 @@ class Limit(StrEnum):
 
         A limit without a default applies only once a layer sets it.
         """
-        return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT}
+        return self in {
+            *(Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT),
+            *(Limit.CONVERSATION_RETENTION_DAYS, Limit.CONVERSATION_RETENTION_DAYS_MIN),
+        }
 
     @property
     def maximum(self) -> int:
@@ -77,6 +82,8 @@ RUN_LIMITS: Final = [
     *(Limit.TOTAL_TOKENS_MAX, Limit.TOOL_TIMEOUT_SECONDS, Limit.ROUND_TIMEOUT_SECONDS),
     *(Limit.RUN_TIMEOUT_SECONDS, Limit.PROVIDER_WAIT_SECONDS),
 ]
+# The lowest values of limits, which only deployment keys set.
+FLOORS: Final[Mapping[Limit, Limit]] = {Limit.CONVERSATION_RETENTION_DAYS: Limit.CONVERSATION_RETENTION_DAYS_MIN}
 # What a run waits for once the tokens are used up.
 TOKEN_LIMITS: Final[Mapping[Limit, WaitKind]] = {
     Limit.DAILY_TOKENS: WaitKind.STORE_DAILY_TOKENS,
@@ -178,7 +185,7 @@ def is_on(feature: Feature, switch: Switch, store_id: StoreId) -> bool:
 def _hundredth(feature: Feature, store_id: StoreId) -> float:
     """Return a number in [0, 100) that depends only on the feature and the store."""
     digest = hashlib.sha256(f"{feature}\n{store_id}".encode()).digest()
-    return int.from_bytes(digest[:8]) / 2**64 * _PERCENT_MAX
+    return int.from_bytes(digest[:8]) / 2**64 * PERCENT_MAX
 
 
 class AllSettings:
@@ -193,6 +200,10 @@ class AllSettings:
         self._layers = {(each.layer, each.store_id): each for each in layers}
         self._started_with = started_with
         self._forced_off = frozenset(forced_off)
+
+    def with_layer(self, changed: Settings) -> AllSettings:
+        layers = {**self._layers, (changed.layer, changed.store_id): changed}
+        return AllSettings(layers.values(), self._started_with, self._forced_off)
 
     def layer(self, layer: Layer, store_id: StoreId) -> Settings:
         return self._layers.get((layer, store_id)) or Settings(layer=layer, store_id=store_id)
@@ -212,7 +223,17 @@ class AllSettings:
         )
 
     def limit(self, name: Limit, store_id: StoreId) -> EffectiveValue:
-        """Return the limit of a store: the value that its admins have set or, if that is lower, its ceiling."""
+        """Return the limit of a store: the value that its admins have set, kept between the floor and the ceiling."""
+        limit = self._below_ceiling(name, store_id)
+        floor = self.floor(name, store_id)
+        if floor is None or limit.value >= floor.value:
+            return limit
+        return replace(floor, name=name, reason=f"{floor.reason} {name} would be {limit.value}, below this floor.")
+
+    def floor(self, name: Limit, store_id: StoreId) -> EffectiveValue | None:
+        return self.ceiling(FLOORS[name], store_id) if name in FLOORS else None
+
+    def _below_ceiling(self, name: Limit, store_id: StoreId) -> EffectiveValue:
         ceiling = self.ceiling(name, store_id)
         requested = self.layer(Layer.STORE, store_id).limits.get(name)
         if requested is None:
@@ -321,6 +342,12 @@ def with_usage(
     return replace(effective, reason=f"{effective.reason} {whose} {text} at {end_time:%Y-%m-%d %H:%M} UTC.")
 
 
+def with_size(effective: EffectiveValue, stored_bytes: int) -> EffectiveValue:
+    if effective.name != Limit.STORED_BYTES:
+        return effective
+    return replace(effective, reason=f"{effective.reason} The store has {stored_bytes} bytes of conversations.")
+
+
 def governs_all(caller: Principal) -> bool:
     """Return whether the caller may change the settings of all stores.
 
@@ -366,99 +393,3 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
     if not named:
         raise InvalidField("store_id is required with a deployment key", field="store_id")
     return StoreId(named)
-
-
-def updated(requested: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
-    """Return the layer after setting the values in `requested` and removing the values in `unset` at `now`.
-
-    Increases the version by one.
-
-    Raises:
-        Conflict: The version of `requested` is not the current one.
-        InvalidField: A name is unknown, or a value is out of range.
-    """
-    stored, limits = current.layer(requested.layer, requested.store_id), requested.limits
-    switches = {name: replace(switch, set_time=now) for name, switch in requested.switches.items()}
-    if requested.version != stored.version:
-        by = f" by {stored.update_user_id}" if stored.update_user_id else ""
-        raise Conflict(f"the settings were changed{by}, so version {requested.version} is outdated: read them again")
-    _check_names(switches, Feature, "settings.switches")
-    _check_names(limits, Limit, "settings.limits")
-    for name in unset:
-        _check_names([name], [*Feature, *Limit, MODELS, MODEL_SERVER], "unset")
-        if name not in stored.texts:
-            raise InvalidField(f"{name!r} is not set in the layer {stored.layer.name}", field="unset")
-        if name in requested.texts:
-            raise InvalidField(f"{name!r} cannot be set and unset in the same request", field="unset")
-    if switches and stored.layer is not Layer.DEPLOYMENT:
-        raise InvalidField("switches can be set only for all stores, by a deployment key", field="settings.switches")
-    for name, switch in switches.items():
-        _check_switch(name, switch)
-    for name, value in limits.items():
-        field = f"settings.limits.{name}"
-        maximum = Limit(name).maximum
-        if not 1 <= value <= maximum:
-            raise InvalidField(f"{name} must be between 1 and {maximum}, got {value}", field=field)
-        ceiling = current.ceiling(Limit(name), stored.store_id).value
-        if stored.layer is Layer.STORE and value > ceiling:
-            raise InvalidField(f"{name} must be at most {ceiling}, the store's ceiling, got {value}", field=field)
-    _check_models(requested, current)
-    return replace(
-        stored,
-        models=requested.models or (() if MODELS in unset else stored.models),
-        model_server=requested.model_server or ("" if MODEL_SERVER in unset else stored.model_server),
-        version=stored.version + 1,
-        update_time=now,
-        switches={name: value for name, value in {**stored.switches, **switches}.items() if name not in unset},
-        limits={name: value for name, value in {**stored.limits, **limits}.items() if name not in unset},
-    )
-
-
-def _check_names(names: Collection[str], known: Iterable[str], field: str) -> None:
-    for name in names:
-        if name not in (every := list(known)):
-            raise InvalidField(f"{name!r} is unknown: use one of {', '.join(every)}", field=field)
-
-
-def _check_models(requested: Settings, current: AllSettings) -> None:
-    if len(requested.models) > _MODELS_MAX:
-        text = f"models must have at most {_MODELS_MAX} entries, got {len(requested.models)}"
-        raise InvalidField(text, field="settings.models")
-    if requested.model_server and requested.layer is Layer.STORE:
-        raise InvalidField("model_server can be set only by a deployment key", field="settings.model_server")
-    check_id(requested.model_server, "settings.model_server", optional=True)
-    allowed = current.allowed_models(requested.store_id) if requested.layer is Layer.STORE else ()
-    for name in requested.models:
-        if not 0 < len(name) <= _MODEL_CHARACTERS_MAX or not name.isprintable():
-            text = f"a model's name must have 1 to {_MODEL_CHARACTERS_MAX} printable characters, got {name!r}"
-            raise InvalidField(text, field="settings.models")
-        if allowed and name not in allowed:
-            raise ModelNotAllowed(f"this store may not use the model {name!r}", model=name)
-
-
-def check_model_server(name: str, known: Collection[str]) -> None:
-    """Check that an agent-loop has this model server. Accept any name until one has reported its servers."""
-    if known and name not in known:
-        text = f"the model server {name!r} is not in agent-loop's limits file: use {', '.join(sorted(known))}"
-        raise InvalidField(text, field="settings.model_server")
-
-
-def _check_switch(name: str, switch: Switch) -> None:
-    field = f"settings.switches.{name}"
-    if switch.percent > _PERCENT_MAX:
-        raise InvalidField(f"percent must be at most {_PERCENT_MAX}, got {switch.percent}", field=f"{field}.percent")
-    if switch.percent and switch.state is not SwitchState.PERCENT:
-        raise InvalidField("percent requires the state PERCENT", field=f"{field}.percent")
-    if switch.store_ids and switch.state not in {SwitchState.LISTED, SwitchState.PERCENT}:
-        raise InvalidField("store_ids require the state LISTED or PERCENT", field=f"{field}.store_ids")
-    if switch.state is SwitchState.LISTED and not switch.store_ids:
-        raise InvalidField("the state LISTED requires store_ids", field=f"{field}.store_ids")
-    if len(switch.store_ids) > LISTED_STORES_MAX:
-        raise InvalidField(
-            f"store_ids must have at most {LISTED_STORES_MAX} entries, got {len(switch.store_ids)}",
-            field=f"{field}.store_ids",
-        )
-    for store_id in switch.store_ids:
-        check_id(store_id, f"{field}.store_ids")
-    if switch.cancel_open_runs and name != Feature.RUNS:
-        raise InvalidField("only the switch runs can cancel open runs", field=f"{field}.cancel_open_runs")

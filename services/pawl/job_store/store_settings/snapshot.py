@@ -18,6 +18,7 @@ from pawl.chassis.process.clock import Clock
 from pawl.errors import PawlError
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.store_settings.changes import check_model_server, updated
 from pawl.job_store.store_settings.rules import (
     ALL_STORES,
     RUN_LIMITS,
@@ -26,8 +27,6 @@ from pawl.job_store.store_settings.rules import (
     Layer,
     Limit,
     Settings,
-    check_model_server,
-    updated,
 )
 from pawl.job_store.store_settings.store import PostgresSettings
 from pawl.values import Feature
@@ -66,6 +65,8 @@ class SettingsSnapshot:
             Limit.ACTIVE_RUNS_PER_USER: slots.per_user,
             Limit.BACKGROUND_RUNS: slots.background_per_store,
             Limit.WEIGHT: slots.weight,
+            Limit.CONVERSATION_RETENTION_DAYS: started_with.conversation_retention_days,
+            Limit.CONVERSATION_RETENTION_DAYS_MIN: 1,
         }
         self._forced_off = forced_off
         self._layers: dict[tuple[Layer, StoreId], Settings] = {}
@@ -80,6 +81,8 @@ class SettingsSnapshot:
         self.all = self._combined(())
         self.default = slots
         self.overrides: Mapping[StoreId, SlotLimits] = {}
+        # The size of each store that has a limit, when it was last counted.
+        self.stored_bytes: Mapping[StoreId, int] = {}
 
     async def run(self) -> None:
         while True:
@@ -132,6 +135,13 @@ class SettingsSnapshot:
         of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
         self.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != self.default}
 
+    async def count_stored_bytes(self) -> None:
+        """Count the data of all stores that have a limit."""
+        limited = {store_id for (_, store_id), each in self._layers.items() if Limit.STORED_BYTES in each.limits}
+        stores = await self.repository.stores() if ALL_STORES in limited else limited
+        self.stored_bytes = {store_id: await self.repository.stored_bytes(store_id) for store_id in stores}
+        self._limits_of.clear()
+
     async def update(
         self, caller: Principal, requested: Settings, unset: Collection[str], *, only_check: bool
     ) -> Settings:
@@ -183,6 +193,9 @@ class SettingsSnapshot:
                 of_runs={name: most for name in RUN_LIMITS if (most := self._limit(name, store_id))},
                 model_requests_per_minute=self._limit(Limit.MODEL_REQUESTS_PER_MINUTE, store_id),
                 model_tokens_per_minute=self._limit(Limit.MODEL_TOKENS_PER_MINUTE, store_id),
+                events_per_second=self._limit(Limit.EVENTS_PER_SECOND, store_id),
+                conversation_retention_days=self._limit(Limit.CONVERSATION_RETENTION_DAYS, store_id),
+                is_full=0 < self._limit(Limit.STORED_BYTES, store_id) <= self.stored_bytes.get(store_id, 0),
             )
         return limits
 

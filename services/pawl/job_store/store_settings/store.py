@@ -73,6 +73,37 @@ ORDER BY store_id, conversation_id LIMIT $3
 """
 
 
+# Hops from store to store through the primary key.
+_STORES: Final = """
+WITH RECURSIVE stores AS (
+    SELECT min(store_id) AS store_id FROM job_store.conversations
+    UNION ALL
+    SELECT (SELECT min(c.store_id) FROM job_store.conversations AS c WHERE c.store_id > s.store_id)
+    FROM stores AS s WHERE s.store_id IS NOT NULL
+)
+SELECT store_id FROM stores WHERE store_id IS NOT NULL
+"""
+# Large values are not read, because their sizes are in the rows.
+_STORED_BYTES: Final = """
+SELECT max(c.conversation_id) AS last_id, sum(m.bytes + r.bytes)::bigint AS bytes FROM (
+    SELECT store_id, conversation_id FROM job_store.conversations
+    WHERE store_id = $1 AND conversation_id > $2 ORDER BY conversation_id LIMIT $3
+) AS c CROSS JOIN LATERAL (
+    SELECT coalesce(sum(octet_length(body)), 0) AS bytes FROM job_store.messages AS m
+    WHERE m.store_id = c.store_id AND m.conversation_id = c.conversation_id
+) AS m CROSS JOIN LATERAL (
+    SELECT coalesce(sum(e.bytes + k.bytes), 0) AS bytes FROM job_store.runs AS r CROSS JOIN LATERAL (
+        SELECT coalesce(sum(octet_length(events)), 0) AS bytes FROM job_store.events AS e
+        WHERE e.store_id = r.store_id AND e.run_id = r.run_id
+    ) AS e CROSS JOIN LATERAL (
+        SELECT coalesce(sum(octet_length(arguments) + coalesce(octet_length(result), 0)), 0) AS bytes
+        FROM job_store.calls AS k WHERE k.store_id = r.store_id AND k.run_id = r.run_id
+    ) AS k WHERE r.store_id = c.store_id AND r.conversation_id = c.conversation_id
+) AS r
+"""
+_CONVERSATIONS_COUNTED: Final = 500
+
+
 class OpenRun(NamedTuple):
     run: RunKey
     user_id: UserId
@@ -147,6 +178,19 @@ class PostgresSettings(DatabaseAdapter):
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
         return [row["store_id"] for row in await self._database.fetch(_STORES_WITH_OPEN_RUNS)]
+
+    async def stores(self) -> Sequence[StoreId]:
+        """Return the stores that have conversations."""
+        return [row["store_id"] for row in await self._database.fetch(_STORES)]
+
+    async def stored_bytes(self, store_id: StoreId) -> int:
+        """Return the size of a store's messages, events, and arguments and results of calls."""
+        size = 0
+        last_id: str | None = ""
+        while last_id is not None:
+            row = (await self._database.fetch(_STORED_BYTES, store_id, last_id, _CONVERSATIONS_COUNTED))[0]
+            size, last_id = size + (row["bytes"] or 0), row["last_id"]
+        return size
 
     async def open_runs(
         self, store_id: StoreId, created_before: datetime, *, after_run: str, runs_max: int

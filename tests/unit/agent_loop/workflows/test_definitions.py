@@ -342,7 +342,7 @@ def test_the_published_schema_is_current() -> None:
     assert (ROOT / "docs/reference/workflow.schema.json").read_bytes() == SCHEMA_JSON
 
 
-def test_the_schema_accepts_the_example_and_refuses_faults_of_form() -> None:
+def test_the_schema_accepts_the_example_and_refuses_structural_faults() -> None:
     assert SCHEMA.is_valid(yaml.safe_load(TRIAGE))
     first_of_graph = next(row for row, (_, message) in enumerate(FAULTS) if "there is no node" in message)
     assert [message for found, message in FAULTS[:first_of_graph] if SCHEMA.is_valid(found)] == []

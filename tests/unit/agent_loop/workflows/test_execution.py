@@ -127,7 +127,7 @@ def test_branches_are_shown_below_their_parallel_node() -> None:
     assert found.output(step_at("both")) == b'{"a":"x"}'
 
 
-def test_order_and_current_nodes_follow_the_starts() -> None:
+def test_nodes_are_ordered_by_their_start_times() -> None:
     records = {
         "pause": record(NodeState.RUNNING, start_ms=5, **OPEN),
         "fetch": record(NodeState.RETRYING, start_ms=9, attempt=2, reason="TOOL_ERROR", **OPEN),

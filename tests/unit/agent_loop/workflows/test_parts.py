@@ -254,7 +254,7 @@ async def test_workflow_with_any_name_is_started_by_its_tool(name: str) -> None:
     assert json.loads((await finished(world, nodes)).output_json) == 3
 
 
-async def test_wait_until_a_past_time_ends_when_it_starts() -> None:
+async def test_a_wait_for_a_time_in_the_past_ends_when_it_starts() -> None:
     world = world_of()
     key = start(world, {"past": {"kind": "wait", "until": "${-5000000000}"}})
     await world.finish(key)
@@ -269,7 +269,7 @@ async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
     assert (present(run.failure).reason, len(runs(world))) == ("NOT_ALLOWED", 3)
 
 
-async def test_node_timeout_stops_its_call_and_may_be_retried() -> None:
+async def test_node_timeout_stops_the_call_and_the_node_may_be_retried() -> None:
     node = {"kind": "tool", "tool": "slow", "timeout_seconds": 5, "retry": {"attempts": 2, "delay_seconds": 0}}
     nodes = {
         "slow": {**node, "on_error": "continue"},

@@ -132,7 +132,7 @@ def test_an_example_reaches_its_expected_states(example: str) -> None:
     assert {path: reference.states[path] for path in states} == states
 
 
-def test_slots_are_given_in_topological_order() -> None:
+def test_slots_are_assigned_in_topological_order() -> None:
     parallel = {"kind": "parallel", "branches": {"a": TOOL, "b": TOOL}}
     reference = Reference(
         {"concurrency": 2, "nodes": {"z": TOOL, "b": reads("z"), "p": parallel, "w": {"kind": "wait", "event": "x"}}}

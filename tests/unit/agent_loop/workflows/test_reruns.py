@@ -168,7 +168,7 @@ async def test_effects_of_nodes_that_run_again_are_listed() -> None:
         assert found == [("work", key.run_id, b"")] * count
 
 
-async def test_rerun_fails_once_the_run_that_it_reuses_was_deleted() -> None:
+async def test_rerun_fails_once_the_run_that_it_reuses_has_been_deleted() -> None:
     made = world()
     key = await played(made)
     _, rerun = await executions(made).rerun(CALLER, key.run_id, "write")
@@ -236,7 +236,7 @@ async def token_of(made: World, key: RunKey) -> str:
     return str(json.loads(made.ledger.calls(key)[0].arguments_json)["link"])
 
 
-async def test_token_ends_the_wait_of_exactly_its_node() -> None:
+async def test_a_token_ends_only_the_wait_of_its_own_node() -> None:
     made = world()
     key = start(made, TOKENS)
     async with at_work(made.worker()):

@@ -68,7 +68,7 @@ def again(path: str, states: dict[str, NodeState]) -> set[str]:
         ("last", {"last"}),
     ],
 )
-def test_nodes_that_depend_on_the_node_run_again(path: str, expected: set[str]) -> None:
+def test_dependents_of_a_node_run_again_with_it(path: str, expected: set[str]) -> None:
     assert again(path, DONE) == expected
 
 
@@ -104,9 +104,7 @@ WITH_TOKEN = {"all", "all.mail", "first", "early"}
         ("${tokens[input.name]}", "other", {*WITH_TOKEN, "other"}),
     ],
 )
-def test_nodes_that_use_the_token_of_a_wait_run_again_when_the_wait_does(
-    link: str, path: str, expected: set[str]
-) -> None:
+def test_nodes_that_use_a_waits_token_run_again_when_the_wait_does(link: str, path: str, expected: set[str]) -> None:
     mail = {"kind": "tool", "tool": "work", "arguments": {"link": link}}
     nodes = {
         "first": {"kind": "wait", "event": "first", "after": ["all"]},

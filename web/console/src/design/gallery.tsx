@@ -18,19 +18,12 @@ export function Gallery(): VNode {
       <Head title="Design" badges={<Badge>{SURFACES.length} surfaces</Badge>} />
       <h2>Text</h2>
       <p class="lead">A lead introduces a page in one or two sentences.</p>
-      <p>
-        Text of 14 px with <a href="/design">a link</a>, <code>code</code> and <kbd>Ctrl</kbd> <kbd>K</kbd>.
-      </p>
+      <p>Text of 14 px with <a href="/design">a link</a>, <code>code</code> and <kbd>Ctrl</kbd> <kbd>K</kbd>.</p>
       <p class="quiet">Quiet text is for details.</p>
       <p class="fault">An error names the problem and the remedy.</p>
       <h2>Colours</h2>
       <div class="swatches">
-        {SURFACES.map((name) => (
-          <div key={name}>
-            <span style={{ background: `var(--${name})` }} />
-            <small>{name}</small>
-          </div>
-        ))}
+        {SURFACES.map((name) => <div key={name}><span style={{ background: `var(--${name})` }} /><small>{name}</small></div>)}
       </div>
       <h2>Badges</h2>
       <p class="buttons">

@@ -1,6 +1,6 @@
 /** Parts that all pages share. */
 
-import type { ComponentChildren, VNode } from "preact";
+import { type ComponentChildren, Fragment, type VNode } from "preact";
 import { useEffect, useId, useRef } from "preact/hooks";
 
 import { Icon, type IconName } from "./icons";
@@ -14,7 +14,8 @@ export function Badge({ tone = "grey", children }: { tone?: Tone; children: Comp
 const TONES: [RegExp, Tone][] = [
   [/_(COMPLETED|SUCCEEDED|DELIVERED)$/, "ok"],
   [/_(FAILED|EXPIRED|NEEDS_ATTENTION|OUTCOME_UNKNOWN)$/, "bad"],
-  [/_(WAITING|CANCELLING|AWAITING_APPROVAL|ASKED|OFFERED)$/, "warn"],
+  // Amber means that a person must act.
+  [/_(AWAITING_APPROVAL|ASKED)$|NODE_STATE_WAITING$/, "warn"],
   [/_RUNNING$/, "info"],
 ];
 
@@ -27,7 +28,7 @@ export function toneOf(state = ""): Tone {
 export function Head({ title, crumbs, badges, children }: { title: ComponentChildren; crumbs?: [string, string][]; badges?: ComponentChildren; children?: ComponentChildren }): VNode {
   return (
     <>
-      {crumbs && <p class="crumbs">{crumbs.map(([to, name]) => <span key={to}><a href={to}>{name}</a> /</span>)}</p>}
+      {crumbs && <p class="crumbs">{crumbs.map(([to, name]) => <Fragment key={to}><Icon name="chevron" /><a href={to}>{name}</a></Fragment>)}</p>}
       <header class="head">
         <h1>{title}</h1>
         {badges}
@@ -81,6 +82,22 @@ export function Dialog({ title, class: name = "", onClose, children }: { title: 
   );
 }
 
+/** Rare actions, behind a button with three dots. It closes after each action. */
+export function Menu({ name, children }: { name: string; children: ComponentChildren }): VNode {
+  const close = ({ currentTarget }: Event): void => void ((currentTarget as HTMLDetailsElement).open = false);
+  return (
+    <details
+      class="menu"
+      onClick={(event) => (event.target as Element).closest("summary") ?? close(event)}
+      onFocusOut={(event) => event.relatedTarget && !event.currentTarget.contains(event.relatedTarget as Node) && close(event)}
+      onKeyDown={(event) => event.key === "Escape" && close(event)}
+    >
+      <summary class="button icon" aria-label={name} title={name}><Icon name="more" /></summary>
+      <div>{children}</div>
+    </details>
+  );
+}
+
 /** A message at the corner of the window. Problems are alerts. */
 export function Toast({ tone, onClose, children }: { tone: "bad" | "ok"; onClose?: () => void; children: ComponentChildren }): VNode {
   return (
@@ -102,9 +119,7 @@ export function Tabs<T extends string>({ all, open, onOpen, name }: { all: reado
   };
   return (
     <div class="tabs" role="tablist" aria-label={name} onKeyDown={moved}>
-      {all.map(([tab, title]) => (
-        <button key={tab} type="button" role="tab" aria-selected={tab === open} tabIndex={tab === open ? 0 : -1} onClick={() => onOpen(tab)}>{title}</button>
-      ))}
+      {all.map(([tab, title]) => <button key={tab} type="button" role="tab" aria-selected={tab === open} tabIndex={tab === open ? 0 : -1} onClick={() => onOpen(tab)}>{title}</button>)}
     </div>
   );
 }

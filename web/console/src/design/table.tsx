@@ -3,12 +3,14 @@
 import type { ComponentChildren, VNode } from "preact";
 import { useState } from "preact/hooks";
 
-import { Icon } from "./icons";
+import { Icon, type IconName } from "./icons";
 import { visible } from "../visible";
 
 export interface Column<T> {
   name: string;
   of: (item: T) => ComponentChildren;
+  /** Stands before the text. */
+  icon?: (item: T) => IconName;
   /** Width in px. Columns without one share the rest. */
   size?: number;
   /** Narrow boxes hide columns with 3 first, then those with 2. They put those with 1 below the others. */
@@ -66,6 +68,7 @@ export function Table<T>({ name, columns: all, items, to }: { name: string; colu
             <tr key={to?.(item) ?? row}>
               {columns.map((column, index) => (
                 <td key={column.name} class={classOf(column)}>
+                  {column.icon && <Icon name={column.icon(item)} />}
                   {to && !index ? <a class="opens" href={to(item)} data-item>{show(column.of(item))}</a> : show(column.of(item))}
                   {column.under && <small class="under">{show(column.under(item))}</small>}
                 </td>

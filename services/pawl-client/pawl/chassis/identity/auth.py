@@ -267,7 +267,7 @@ def check_still(principal: Principal, again: Principal) -> None:
     """Check that authenticating the caller again returned the same identity and no fewer rights.
 
     Raises:
-        Unauthenticated: The credential now has another identity or fewer rights.
+        Unauthenticated: The credential now belongs to another identity or has fewer rights.
     """
     same = (principal.store_id, principal.user_id, principal.people) == (again.store_id, again.user_id, again.people)
     if not same or not principal.roles <= again.roles or not principal.rights <= again.rights:
@@ -321,7 +321,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
     if metadata.get("pawl-store", store_id) != store_id:
-        raise PermissionDenied("the metadata `pawl-store` is not the key's store: remove it")
+        raise PermissionDenied("the metadata `pawl-store` does not name the key's store: remove it")
     named = metadata.get("pawl-user")
     if "pawl-roles" in metadata and (named is None or Role.DELEGATE not in roles):
         raise PermissionDenied("the metadata `pawl-roles` is only for delegates that specify a user: remove it")

@@ -123,7 +123,8 @@ def delivered(function: Callable[[], T]) -> T:
 class Handover(Awaitable[None]):
     """The result of work on another thread. In a coroutine, await it.
 
-    In a thread without an event loop, the constructor waits for the work. Either way, an error of the work is raised.
+    In a thread without an event loop, the constructor waits for the work. Either way, an exception from the work is
+    raised.
     """
 
     def __init__(self, done: Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""Selection of the replica for a call.
+"""Selects the replica for a call.
 
 It is cheaper to serve all calls of a store in one process, where they share messages, transactions and caches.
 Therefore, all callers prefer the same replica for a store. They find it by rendezvous hashing, without coordination.

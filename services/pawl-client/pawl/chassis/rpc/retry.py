@@ -69,7 +69,7 @@ def asked_seconds(header: str, *, now: float | None = None) -> float | None:
 
 
 class Retry:
-    """Retries requests that are safe to repeat until they are answered.
+    """Sends requests until they are answered. Use it only for requests that are safe to repeat.
 
     After an error in `transient`, the request is sent again: without limit if a dependency was unavailable, and
     otherwise for up to `internal_seconds_max`. With `event`, each failure is logged under that name.

@@ -38,5 +38,5 @@ def current_traceparent() -> str:
 
 
 def set_traceparent(traceparent: str) -> None:
-    """Set the `traceparent` for this task and those that it starts."""
+    """Set the `traceparent` for this task and for the tasks that it starts."""
     _current.set(traceparent)

@@ -148,7 +148,9 @@ def check_own_name(name: str) -> None:
         InvalidField: The name contains a dot.
     """
     if "." in name:
-        raise InvalidField("name must not contain a dot: dots are reserved for tools of external sources", field="name")
+        raise InvalidField(
+            "name must not contain a dot: dots are reserved for tools from external sources", field="name"
+        )
 
 
 def check_definition(definition: ToolDefinition) -> None:

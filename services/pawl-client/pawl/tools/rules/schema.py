@@ -233,8 +233,8 @@ _COMPARED_MAX: Final = 8
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names that are most similar to `name`, best matches first, or nothing if `name` is too long.
 
-    Because comparisons are slow, this preselects the few names that share the most letters with `name`, from the first
-    two thousand.
+    Because comparisons are slow, this compares only the few names that share the most letters with `name`, chosen from
+    the first two thousand.
     """
     if len(name) > _CHARACTERS_MAX:
         return []

@@ -332,7 +332,7 @@ def _add_default(
         raise ToolDefinitionError(f"{place}: {error.message}") from None
     if not fits:
         instead = "; add | None to the type" if value is None else ""
-        raise ToolDefinitionError(f"{place}: its default {default!r} does not fit its type{instead}")
+        raise ToolDefinitionError(f"{place}: its default {default!r} does not match its type{instead}")
     part["default"] = value
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import TokenBudget
+from pawl.agent_loop.agents.rules import RateReached, TokenBudget
 from pawl.agent_loop.loop.rules import budget, jobs, proposals, retry
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -235,7 +235,7 @@ def _with_next_model(state: State, opened: OpenModelCall) -> State:
 
 
 def _waits(
-    state: State, opened: OpenModelCall, limit: TokenBudget, error: Problem
+    state: State, opened: OpenModelCall, limit: TokenBudget | RateReached, error: Problem
 ) -> tuple[State, tuple[OwnerEvent, ...]]:
     waits = opened.quota_waits + 1 if opened.quota_kind is limit.kind else 1
     held = replace(opened, held=True, quota_waits=waits, quota_kind=limit.kind)

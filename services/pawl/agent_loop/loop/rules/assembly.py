@@ -124,7 +124,7 @@ class Assembly:
         self._sent = Sent()
 
     def add(self, piece: Piece) -> Piece:
-        """Add `piece`. Return it in the form for watchers.
+        """Add `piece`, and return it in the form that watchers receive.
 
         A `CallPiece` gets the call's position in the answer as `index`. Other pieces are unchanged.
         """

@@ -259,8 +259,7 @@ def requested_terms(job: RequestedJob) -> RequestedTerms:
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """Return the series that an approver grants after editing the series shown.
 
-    If the edit does not set an end time, the original end time stays. An edit can therefore not remove a user's
-    deadline.
+    If the edit does not set an end time, the original one still applies, so an edit cannot remove a user's deadline.
 
     Raises:
         InvalidField: The number of iterations, the interval or the end is out of range.
@@ -355,16 +354,16 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
         )
         alone = sorted(params.keys() & series)
         if alone:
-            raise _Fault(f"{', '.join(alone)} requires {_INTERVAL}, the seconds from one call to the next.")
+            raise _Fault(f"{', '.join(alone)} requires {_INTERVAL}, the number of seconds from one call to the next.")
         return RequestedTerms(estimated_minutes=estimate or 0.0, **reports)
     if is_of_progress:
-        raise _Fault(f'"progress" and "minutes" of {_REPORTS} are for a single call: leave out {_INTERVAL}.')
+        raise _Fault(f'"progress" and "minutes" in {_REPORTS} are for a single call: leave out {_INTERVAL}.')
     duration = _number(params, _DURATION, least=0.01, most=_DURATION_MINUTES_MAX)
     count = params.get(_COUNT)
     if duration is None and not (until is None and when is None):
         raise _Fault(
-            f"A condition requires {_DURATION}, the minutes after which the job ends even if the condition was "
-            "never true."
+            f"A condition requires {_DURATION}, the number of minutes after which the job ends even if the condition "
+            "was never true."
         )
     if count is None and duration is None:
         raise _Fault(f"{_INTERVAL} needs an end: {_COUNT} (times), {_DURATION} (minutes), or both.")
@@ -405,7 +404,7 @@ def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], 
             rest = {key: value for key, value in written.items() if key != _ON_FAILURE}
             params, count = {**params, name: rest}, written[_ON_FAILURE]
             if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= FAILURES_TOLD_MAX:
-                raise _Fault(f"{_ON_FAILURE} of {name} must be a whole number between 1 and {FAILURES_TOLD_MAX}.")
+                raise _Fault(f"{_ON_FAILURE} in {name} must be a whole number between 1 and {FAILURES_TOLD_MAX}.")
             counts.append(count)
     if len(counts) > 1:
         raise _Fault(f"{_ON_FAILURE} applies to the whole job: set it in only one of {_UNTIL} and {_WHEN}.")
@@ -423,10 +422,10 @@ def _when(params: Mapping[str, Any]) -> Monitor | None:
     more = dict(written) if isinstance(written, Mapping) else {"cel": written}
     times = more.pop("times", FIRINGS_MAX)
     if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= FIRINGS_MAX:
-        raise _Fault(f"times of {_WHEN} must be a whole number between 1 and {FIRINGS_MAX}.")
-    limits = {f"{name} of {_WHEN}": more.pop(name) for name in ("pause", "for") & more.keys()}
+        raise _Fault(f"times in {_WHEN} must be a whole number between 1 and {FIRINGS_MAX}.")
+    limits = {f"{name} in {_WHEN}": more.pop(name) for name in ("pause", "for") & more.keys()}
     pause, hold = (
-        _number(limits, f"{name} of {_WHEN}", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
+        _number(limits, f"{name} in {_WHEN}", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
         for name in ("pause", "for")
     )
     return Monitor(condition=_condition(_WHEN, more), pause_seconds=pause, firings_max=times, hold_seconds=hold)
@@ -461,7 +460,7 @@ def _reports(value: object) -> dict[str, Any]:
             raise _Fault(f"{_REPORTS}: {error.message}.") from None
     if isinstance(value, Mapping) and value.keys() in ({"every"}, {"digest"}):
         ((kind, given),) = value.items()
-        name = f"{kind} of {_REPORTS}"
+        name = f"{kind} in {_REPORTS}"
         amount = _number({name: given}, name, least=INTERVAL_SECONDS_MIN, most=_DURATION_MINUTES_MAX * 60)
         if kind == "every" and amount is not None and amount.is_integer() and 1 <= amount <= ITERATIONS_MAX:
             return {"reports": JobReports.EVERY, "report_iterations": int(amount)}

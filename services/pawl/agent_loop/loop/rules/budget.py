@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import TokenBudget
+from pawl.agent_loop.agents.rules import RateReached, TokenBudget
 from pawl.agent_loop.loop.rules import history
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, Park
@@ -55,7 +55,7 @@ def left(state: State) -> int | None:
 
 
 def used(state: State) -> int:
-    """Return how many tokens of the run's budget are used, including by runs that share the budget."""
+    """Return how many tokens of the run's budget have been used, including by runs that share the budget."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.run.own_tokens))
 
@@ -113,8 +113,8 @@ def exhausted(state: State, now: float) -> Decision:
     return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
 
 
-def used_up(exhausted: TokenBudget) -> Problem:
-    if exhausted.kind is WaitKind.RATE:
+def used_up(exhausted: TokenBudget | RateReached) -> Problem:
+    if isinstance(exhausted, RateReached):
         message = "The store or its model server has reached its limit of model calls or tokens per minute."
         return Problem(reason="RATE_LIMITED", failure_class=FailureClass.RATE, message=message)
     reason, whose, period = _BUDGETS[exhausted.kind]
@@ -123,7 +123,7 @@ def used_up(exhausted: TokenBudget) -> Problem:
     return Problem(reason=reason, failure_class=FailureClass.LIMIT, message=message)
 
 
-def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
+def waits_for_period(state: State, exhausted: TokenBudget | RateReached, now: float) -> Decision:
     """Decide whether a run that has used up a token budget fails, or waits for the next day or month.
 
     A waiting run checks again after 5 minutes, then after 20, and so on, but no later than the end of the period. If
@@ -132,7 +132,7 @@ def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decisi
     ahead of the ledger's.
     """
     fails = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
-    if fails and exhausted.is_used_up and exhausted.kind is not WaitKind.RATE:
+    if fails and isinstance(exhausted, TokenBudget) and exhausted.is_used_up:
         problem = used_up(exhausted)
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
         return Fail(failure=failure)

@@ -31,8 +31,8 @@ class Coalescer:
 
     The first piece is due immediately. Later pieces are due after a pause that starts when the previous output becomes
     visible. The pause is 100 ms or ten times the delay of the previous output, whichever is longer. Every piece is due
-    within 1 s of its arrival. Within one output, text, reasoning and calls are each kept in order, but not relative to
-    each other. `now` is the time of any monotonic clock, in seconds.
+    within 1 s of its arrival, unless the ledger requests a longer pause. Within one output, text, reasoning and calls
+    are each kept in order, but not relative to each other. `now` is the time of any monotonic clock, in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:
@@ -43,6 +43,7 @@ class Coalescer:
         # When the last output was taken or shown, or the answer ended.
         self._pause_from: float | None = None
         self._pause_seconds = PAUSE_SECONDS_MIN
+        self._held_seconds_max = HELD_SECONDS_MAX
         # When the output that is being committed was due.
         self._taken_due_at: float | None = None
 
@@ -66,7 +67,7 @@ class Coalescer:
         if self._pause_from is None:
             return self._oldest_at
         paused_until = max(self._oldest_at, self._pause_from + self._pause_seconds)
-        return min(self._oldest_at + HELD_SECONDS_MAX, paused_until)
+        return min(self._oldest_at + self._held_seconds_max, paused_until)
 
     def take(self, now: float) -> tuple[OutputDelta, ...]:
         """Return all held pieces, whether or not they are due. Call `shown` once they are committed.
@@ -81,11 +82,13 @@ class Coalescer:
         self._taken_due_at = min(due, now) if self._taken_due_at is None else self._taken_due_at
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
-    def shown(self, now: float) -> None:
-        """Record that everything returned by `take` is visible. Adjust the pause to the delay."""
+    def shown(self, now: float, pause_seconds_min: float = 0.0) -> None:
+        """Record that everything returned by `take` is visible. Adjust the pause to the delay and the minimum."""
+        self._held_seconds_max = max(HELD_SECONDS_MAX, pause_seconds_min)
         if self._taken_due_at is not None:
             self._pause_from = now
-            self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))
+            delay = now - self._taken_due_at
+            self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * delay, pause_seconds_min)
             self._taken_due_at = None
 
 

@@ -290,7 +290,7 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw the calls that wait for the user, because the user has sent a steering message. Other calls continue."""
+    """Withdraw the calls that are waiting for the user, who has sent a steering message. Other calls continue."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = fact_rules.answered(state, call, None)

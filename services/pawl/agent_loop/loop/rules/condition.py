@@ -1,4 +1,4 @@
-"""Conditions on the results of iterations, with which jobs monitor values without a model (ASYNC-4)."""
+"""Conditions on iteration results. Jobs use them to monitor values without a model (ASYNC-4)."""
 
 from __future__ import annotations
 

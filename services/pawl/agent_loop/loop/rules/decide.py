@@ -123,7 +123,7 @@ def not_made(call: Call, now: float) -> Call:
 
 
 def _has_started(call: Call, state: State) -> bool:
-    """Return whether the registry may be executing the call, because it is running or waits for an answer."""
+    """Return whether the registry may be executing the call, because it is running or waiting for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 

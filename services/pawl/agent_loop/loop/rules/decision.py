@@ -60,7 +60,7 @@ class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Read calls that the program needs and the claim did not load.
+    """Read calls that the program needs but the claim did not load.
 
     With `run_id`, read the last calls of a child run, as evidence for a judge.
     """
@@ -123,7 +123,7 @@ class CallModel(msgspec.Struct, frozen=True, kw_only=True):
     """Announce a model call. No call or other model call may be open.
 
     If `summarise_to_number` is not 0, the call summarises the messages up to that number. `is_last` means that the
-    round limit is reached.
+    round limit has been reached.
     """
 
     round: int
@@ -133,7 +133,7 @@ class CallModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce a new attempt of the open model call after its worker died."""
+    """Announce a new attempt at the open model call after its worker died."""
 
 
 class StartModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ class StopModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Cancel these executions wherever they run."""
+    """Cancel these executions wherever they are running."""
 
     call_ids: tuple[CallId, ...]
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import field
 
 from pawl import values
-from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget
+from pawl.agent_loop.agents.rules import AgentVersion, RateReached, TokenBudget
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
@@ -23,7 +23,7 @@ from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry has returned the run's tools, so the run can start. The program's cursor is then `cursor`."""
+    """The registry has returned the run's tools, so the run can start. `cursor` is the program's initial cursor."""
 
     tools: tuple[PinnedTool, ...]
     # Tools beyond a run's maximum.
@@ -84,7 +84,7 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     answer: ModelAnswer
     jitter: float
     tokens_needed: int = 0
-    used_up: TokenBudget | None = None
+    used_up: TokenBudget | RateReached | None = None
     shown: Shown = field(default_factory=Shown)
     model_call_id: str = ""
 
@@ -139,7 +139,7 @@ class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A progress report of a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
+    """A progress report from a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
 
     `has_checkpoint` means that the tool has stored a checkpoint since the last progress report.
     """

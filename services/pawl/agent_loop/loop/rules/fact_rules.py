@@ -68,7 +68,7 @@ def times(state: State, now: float) -> list[float]:
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that the call waits for its completion. If it is already complete, request its result immediately."""
+    """Record that the call is waiting for its completion. If it is already complete, request its result immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}

@@ -1,7 +1,7 @@
-"""Converts calls of `file_operations` into calls of the file tools (TOOL-7).
+"""Converts calls to `file_operations` into calls to the file tools (TOOL-7).
 
-The call is replaced before it is checked. Its category, effect, keys, rules, audit, cache and undo are therefore those
-of the action's tool.
+The call is replaced before it is checked. The action's tool therefore determines the call's category, effect, keys,
+rules, audit, cache and undo.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from pawl.chassis.ids import CallId, RunId, UserId
 def contents(calls: Sequence[Call], bytes_max: int) -> tuple[str, ...]:
     """Return the content of each call's tool message, in order.
 
-    A result is the JSON that the call returned. An error is an object with `error`. A result's `note`, if any, is
-    added. If the contents exceed `bytes_max` in total, the largest ones are truncated. A note in them explains how to
-    read the rest.
+    A result is the JSON that the call returned. An error is an object with an `error` field. A result's `note`, if any,
+    is added. If the contents exceed `bytes_max` in total, the largest ones are truncated. A note in them explains how
+    to read the rest.
     """
     whole = [_content(call.result) if call.result else b"null" for call in calls]
     return tuple(
@@ -267,7 +267,7 @@ def _reasoning_field(state: State, echo: ReasoningEcho) -> str:
 
 
 def size_bytes(messages: Iterable[Mapping[str, Any]]) -> int:
-    """Return the total size of messages in bytes. Each image counts as a fixed number."""
+    """Return the total size of messages in bytes. Each image counts as a fixed number of bytes."""
     plain, size = list[Mapping[str, Any]](), 0
     for message in messages:
         content = message.get("content")

@@ -371,7 +371,7 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
 
 
 def result_text(call: Call) -> str:
-    """Return an iteration's result as JSON, truncated if necessary. An error is an object with `error`."""
+    """Return an iteration's result as JSON, truncated if necessary. An error is an object with an `error` field."""
     content = call.result.content_json if call.result else b"null"
     if len(content) <= OUTPUT_BYTES_MAX:
         return content.decode(errors="replace")

@@ -50,7 +50,7 @@ def complete(requested: AskedOptions, defaults: RunDefaults) -> RunOptions:
     """Return options with all defaults filled in.
 
     Raises:
-        InvalidField, TooLarge: A value is out of range, or two contradict each other.
+        InvalidField, TooLarge: A value is out of range, or two values contradict each other.
         InvalidSchema: The response format's schema is not JSON. Only tool-registry checks the rest of the schema.
     """
     _check_names(requested)

@@ -38,7 +38,7 @@ class Program(ABC):
         * Settle or StopCalls, to stop open calls that are no longer needed,
         * Finish when nothing is open, or Fail, which stops open work,
         * `budget.exhausted` instead of a model call that the budget does not allow,
-        * Wait, if nothing can be done before something changes or the given time. Open work continues.
+        * Wait, if nothing can be done before something changes or the given time comes. Open work continues.
         """
 
     def proposes(self, state: State, call_id: CallId, now: float) -> bool:
@@ -56,9 +56,9 @@ class Program(ABC):
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:  # no records
         """Return `after` with the program's records of the calls settled since `base`.
 
-        The second value contains the events that report the records. The loop calls this after it has applied facts,
-        with the ledger's state as `base`, and before `follows`. It calls it again after it has planned a step, with the
-        state after the facts as `base`.
+        The second value contains the events that report the records. The loop calls this method after it has applied
+        facts, with the ledger's state as `base`, and before `follows`. The loop calls it again after it has planned a
+        step, with the state after the facts as `base`.
         """
         return after, ()
 

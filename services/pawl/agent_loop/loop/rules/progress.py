@@ -42,7 +42,10 @@ def report_time(
 
 
 def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: float) -> JobCursor:
-    """Record that progress is reported now. All thresholds passed so far count as reported, even after a restart."""
+    """Record that progress was reported at `now`.
+
+    All thresholds passed so far count as reported, even after a restart.
+    """
     return replace(
         cursor,
         percent_told=max(cursor.percent_told, _percent_passed(job, progress)),

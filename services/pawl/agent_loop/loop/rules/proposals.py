@@ -1,4 +1,4 @@
-"""Converts the calls that the model requested to call rows."""
+"""Creates call rows for the calls that a model requests."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that judges attempts by a rubric. If `agent` is empty, it is the goal run's agent."""
+    """The model that judges attempts by a rubric. An empty `agent` means the goal run's agent."""
 
     agent: str = ""
     rubric: str

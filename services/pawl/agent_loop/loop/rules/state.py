@@ -9,7 +9,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import TokenBudget
+from pawl.agent_loop.agents.rules import RateReached, TokenBudget
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import AgentRead, Command
 from pawl.agent_loop.loop.rules.loop_state import LoopState
@@ -83,8 +83,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds until this process starts the open model call; None if the call has been started, here or elsewhere.
     model_starts_in: float | None = None
 
-    # The token budget that is used up. Not persisted.
-    used_up: TokenBudget | None = None
+    # The limit that the model call waits for. Not persisted.
+    used_up: TokenBudget | RateReached | None = None
 
     # According to the last commit, the shared budget is used up when the run's `own_tokens` reach this value; or None.
     shared_tokens_max: int | None = None

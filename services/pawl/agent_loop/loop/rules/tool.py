@@ -70,7 +70,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """An action of a user or front end on a call, to be recorded in the audit chain."""
+    """An action by a user or front end on a call, to be recorded in the audit chain."""
 
     call_id: CallId
     tool_name: str

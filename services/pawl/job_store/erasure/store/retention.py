@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
 
+from pawl.chassis.ids import StoreId
 from pawl.job_store.ledger.rules.usage import DAYS_MAX, HOURS_DAYS_MAX
 from pawl.job_store.ledger.store import tables, usage
 from pawl.job_store.ledger.store.columns import joined
@@ -113,6 +114,20 @@ _IS_SHOWN: Final = """EXISTS (
     SELECT FROM job_store.conversation_segments AS s
     WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
 )"""
+# The age of the oldest row of each store. Hops from store to store through an index.
+_AGES: Final = """
+WITH RECURSIVE stores AS (
+    (SELECT store_id, {time} AS oldest FROM job_store.{table} WHERE {which} ORDER BY store_id, {time} LIMIT 1)
+    UNION ALL
+    SELECT next.* FROM stores AS s CROSS JOIN LATERAL (
+        SELECT t.store_id, t.{time} FROM job_store.{table} AS t WHERE {which} AND t.store_id > s.store_id
+        ORDER BY t.store_id, t.{time} LIMIT 1
+    ) AS next
+)
+SELECT store_id, extract(epoch FROM now() - oldest)::float8 AS seconds FROM stores
+"""
+_SUMMARY_AGES: Final = _AGES.format(table="messages", time="create_time", which="summarised_to > 0 AND NOT swept")
+_CONVERSATION_AGES: Final = _AGES.format(table="conversations", time="update_time", which="active_run_id IS NULL")
 # The oldest summary, unless a fork that ends before it shows the summarised messages, which is checked again under the
 # lock. Its conversation is locked, as when conversations are removed. The owner's runs and forks still need the
 # messages that a writer's summary covers, so such a summary is marked as swept immediately.
@@ -120,7 +135,7 @@ _OLD_SUMMARY: Final = f"""
 SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time, c.user_id, m.user_id <> '' AS of_writer
 FROM (
     SELECT * FROM job_store.messages
-    WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
+    WHERE store_id = $2 AND summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
     AND NOT {_IS_SHOWN.format("messages.store_id", "messages.conversation_id", "messages.number", "summarised_to")}
     ORDER BY create_time LIMIT 20
 ) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
@@ -176,9 +191,9 @@ _HAS_NO_JOB: Final = """NOT EXISTS (
 )"""
 _LOCK_OLD: Final = f"""
 SELECT store_id, conversation_id FROM job_store.conversations AS c
-WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) AND {_HAS_NO_FORK} AND {_HAS_NO_JOB}
-AND erase_parts = '{{}}'
-ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
+WHERE store_id = $2 AND active_run_id IS NULL AND update_time < now() - make_interval(secs => $1)
+AND {_HAS_NO_FORK} AND {_HAS_NO_JOB} AND erase_parts = '{{}}'
+ORDER BY update_time LIMIT $3 FOR UPDATE SKIP LOCKED
 """
 # The conversations have no user from now on, so that they can be removed in several transactions and cannot be used
 # again. Their keys can be reused.
@@ -291,18 +306,26 @@ class PostgresRetention(DatabaseAdapter):
         """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
-    async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers from conversations that are still in use.
+    async def summary_ages(self) -> Mapping[StoreId, float]:
+        """Return the age in seconds of each store's oldest summary whose runs have not been removed."""
+        return {row[0]: row[1] for row in await self._database.fetch(_SUMMARY_AGES)}
+
+    async def conversation_ages(self) -> Mapping[StoreId, float]:
+        """Return how many seconds each store's longest-inactive conversation has been inactive."""
+        return {row[0]: row[1] for row in await self._database.fetch(_CONVERSATION_AGES)}
+
+    async def remove_summarised(self, *, store_id: StoreId, older_than_seconds: float, rows_max: int) -> int:
+        """Remove a store's old runs that a summary covers from conversations that are still in use.
 
         Return the approximate number of rows removed, or 0 when no more runs can be removed for now. Remove about
         `rows_max` rows of each kind. The runs had ended when the summary was written, and the model's history no longer
         needs their messages.
         """
         async with self._database.transaction() as connection:
-            summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
+            summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds, store_id)
             if summary is None:
                 return 0
-            store_id, conversation_id, number, end, time, user_id, of_writer = summary
+            _, conversation_id, number, end, time, user_id, of_writer = summary
             if await connection.fetchval(_SHOWN, store_id, conversation_id, number, end):
                 return 0
             which = (store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX, user_id)
@@ -316,14 +339,14 @@ class PostgresRetention(DatabaseAdapter):
             # A run is kept as long as any of its messages exists.
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
-    async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations that have been idle for the given time, including all their data.
+    async def remove_conversations(self, *, store_id: StoreId, older_than_seconds: float, rows_max: int) -> int:
+        """Remove a store's conversations that have been idle for the given time, including all their data.
 
         Return the number of rows removed. Remove about `rows_max` rows of each kind. From the first batch on, the
         conversations can no longer be read by id.
         """
         async with self._database.transaction() as connection:
-            locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
+            locked = await connection.fetch(_LOCK_OLD, older_than_seconds, store_id, _CONVERSATIONS_AT_ONCE_MAX)
             records = await connection.fetch(_OLD_CONVERSATIONS, *columns(locked)) if locked else []
             if not records:
                 return 0

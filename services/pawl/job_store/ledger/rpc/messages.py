@@ -187,7 +187,8 @@ CLAIMED: Final = _WIRE.struct(
     Exceptions(of_struct=("is_quiet", "last_number", "waited_seconds"), of_message=("loaded",)),
 )
 PREFIX: Final = _WIRE.struct(HistoryPrefix, ledger_pb2.HistoryPrefix)
-COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
+_COMMIT: Final = Exceptions(of_struct=("commit_id", "epoch"), of_message=("output_pause_seconds",))
+COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, _COMMIT)
 
 
 def timestamp(time: datetime) -> Timestamp:

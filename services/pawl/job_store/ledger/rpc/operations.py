@@ -135,6 +135,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         options=run.SerializeToString() + _without(limits.off) + _token_key(request),
         off=limits.off,
         refused_model=limits.refused_model((request.options.model, *request.options.model_fallbacks)),
+        is_full=limits.is_full,
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
         program=program,

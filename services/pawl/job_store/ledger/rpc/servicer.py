@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import astuple
 from datetime import UTC, datetime
 from functools import partial
@@ -55,8 +55,13 @@ _log = logs.get_logger(__name__)
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    def __init__(self, ledger: Ledger) -> None:
+    """`pause_seconds` is called with a store, its limit of events per second, and the number of new events."""
+
+    def __init__(
+        self, ledger: Ledger, pause_seconds: Callable[[StoreId, int, int], Awaitable[float]] | None = None
+    ) -> None:
         self._ledger = ledger
+        self._pause_seconds = pause_seconds
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         operation = operations.submit(request, self._ledger.limits_of)
@@ -136,11 +141,16 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
-        size_bytes = request.ByteSize()
+        size_bytes, events = request.ByteSize(), len(request.events)
         committed = await self._write(
             operations.commit(request, self._ledger.limits_of), size_bytes, request.store_id, Lane.WORK
         )
-        return messages.COMMITTED.write(committed)
+        response = messages.COMMITTED.write(committed)
+        store_id = StoreId(request.store_id)
+        per_second = self._ledger.limits_of(store_id).events_per_second
+        if events and per_second and self._pause_seconds is not None:
+            response.output_pause_seconds = await self._pause_seconds(store_id, per_second, events)
+        return response
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
@@ -339,7 +349,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self, request: pb.ImportConversationRequest, context: Context
     ) -> pb.ImportConversationResponse:
         size_bytes = request.ByteSize()
-        made = await self._write(_import(request), size_bytes, request.store_id)
+        operation = replace(_import(request), is_full=self._ledger.limits_of(StoreId(request.store_id)).is_full)
+        made = await self._write(operation, size_bytes, request.store_id)
         return pb.ImportConversationResponse(conversation=messages.CONVERSATION.write(made))
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:

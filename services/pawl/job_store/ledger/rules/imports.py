@@ -7,7 +7,7 @@ events, worker or budget.
 from __future__ import annotations
 
 from pawl.chassis.ids import CallKey, ConversationId, RunId
-from pawl.errors import ConversationExists, InvalidField
+from pawl.errors import ConversationExists, InvalidField, StorageFull
 from pawl.job_store.ledger.rules import calls
 from pawl.job_store.ledger.rules.calls import CallChange
 from pawl.job_store.ledger.rules.commit import NewMessage
@@ -25,6 +25,7 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
     key_hash: bytes = b""
     title: str = ""
     made_title: str = ""
+    is_full: bool = False
 
     @property
     def row_keys(self) -> RowKeys:
@@ -46,6 +47,7 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ConversationExists: A conversation with this key already exists.
+            StorageFull: The store has reached its limit of stored bytes.
             InvalidField: A call already exists, is not settled, or has no result.
         """
         earlier = self.earlier(unit)
@@ -54,6 +56,8 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
         keyed = unit.conversation_with(self._client_key) if self.key_hash else None
         if keyed is not None:
             raise ConversationExists(conversation_id=keyed.conversation_id)
+        if self.is_full:
+            raise StorageFull
         conversation = unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,

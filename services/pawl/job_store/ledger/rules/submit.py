@@ -17,6 +17,7 @@ from pawl.errors import (
     QueueFull,
     RunNotFound,
     RunOfAnotherUser,
+    StorageFull,
     ToolExists,
     TooManyJobs,
 )
@@ -70,8 +71,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     `undoes` is the run that the new run undoes. Writers may undo their own runs even after sharing has ended. With
     `only_repeat`, only a repeated request succeeds, for example because the agent no longer exists.
 
-    The features in `off` are disabled in the store, and the store may not use the `refused_model`. Neither prevents an
-    undo.
+    The features in `off` are disabled in the store, the store may not use the `refused_model`, and it has reached its
+    limit of stored bytes if it `is_full`. None of this prevents an undo.
     """
 
     conversation_id: ConversationId
@@ -99,6 +100,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     program: RunProgram = RunProgram.DEFAULT
     off: frozenset[Feature] = frozenset()
     refused_model: str = ""
+    is_full: bool = False
     is_reported: bool = False
     traceparent: str = ""
 
@@ -130,6 +132,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
             FeatureOff: The request creates a run, and a feature that it needs is disabled.
             ModelNotAllowed: The request creates a run, and the store may not use its model.
+            StorageFull: The request creates a run, and the store has reached its limit of stored bytes.
             QueueFull: Too many runs are waiting in the conversation or the store, or the active run has too many
                 messages or messages from too many people.
         """
@@ -307,12 +310,15 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             FeatureOff: One of them is disabled.
             ModelNotAllowed: The store may not use the run's model.
+            StorageFull: The store has reached its limit of stored bytes.
         """
         for feature in (*more, *self.needed):
             if feature in self.off:
                 raise FeatureOff(f"the feature '{feature}' is switched off for this store", feature=feature)
         if self.refused_model and not self.undoes:
             raise ModelNotAllowed(f"this store may not use the model {self.refused_model!r}", model=self.refused_model)
+        if self.is_full and not self.undoes:
+            raise StorageFull
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Raise an error if too many runs are already waiting for the store's slots.
