@@ -31,7 +31,7 @@ def yield_seconds(now: float, *, since: float, foreground_at: float) -> float:
 
 
 class BackgroundSteps:
-    """A limit on the number of background runs that execute a step at the same time. Runs are served in order of arrival.
+    """A limit on the number of background runs that execute a step at the same time, in order of arrival.
 
     A step that takes longer than two seconds, for example during an outage, releases its slot, so that it cannot block
     others.
