@@ -150,7 +150,7 @@ class Probe:
             return
 
     async def _form(self) -> None:
-        """Check whether the server follows a response format. This is optional, because runs validate answers."""
+        """Check whether the server follows a response format. Runs work without this, because they validate answers."""
         try:
             answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
         except ModelError as error:

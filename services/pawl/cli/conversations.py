@@ -309,7 +309,7 @@ async def erase(
             erasure = await target.erase(conversation_id, wait=True)
     if not erasure.HasField("end_time"):
         waits = ", ".join(erasure.waits_for)
-        say(console, f"{conversation_id} is being erased. It waits for: {waits}.")
+        say(console, f"{conversation_id} is being erased. Still waiting for: {waits}.")
         return 0
     say(console, f"{conversation_id} is erased.")
     rows = [_left_row(call) async for call in target.left_calls(conversation_id)]

@@ -202,7 +202,7 @@ class Story:
     async def _hear(self, message: Msg) -> None:
         notification = notify_pb2.Notification.FromString(message.data)
         self.evidence.heard.append(notification)
-        self._note(f"NATS subscriber heard: {notification.title}")
+        self._note(f"NATS subscriber received: {notification.title}")
         if notification.kind == notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED:
             self._notified.set()
 
@@ -250,7 +250,7 @@ def verdicts(evidence: Evidence) -> dict[str, bool]:
         and any(event.output_delta.reasoning for event in events),
         "the answer is complete to its last character": answers[-1:] == [run.output_text]
         and run.output_text.rstrip().endswith(str(_LAST_NUMBER)),
-        "two backend calls, the second uses the result of the first": bool(_result(created).get("task_id"))
+        "two backend calls, the second using the result of the first": bool(_result(created).get("task_id"))
         and _result(added).get("parent", {}).get("task_id") == _result(created)["task_id"],
         "a front-end call, answered by this client": _result(shown) == {"shown_as": _SHOWN_AS},
         "a question, answered": bool(evidence.answer) and evidence.answer in asked.result.content_json.decode(),

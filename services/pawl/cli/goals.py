@@ -112,7 +112,7 @@ app.command("start")(
 app.command("list")(
     listing(
         pb.ListGoalsRequest(open_only=True),
-        {"--all -a": Option(path="open_only", help="Also list ended goals.", constant=False)},
+        {"--all -a": Option(path="open_only", help="Also list goals that have ended.", constant=False)},
         "List your open goals, newest first.",
         COLUMNS,
         none="There are no goals.",

@@ -133,7 +133,7 @@ app.command("list")(
         jobs_pb2.ListJobsRequest(open_only=True),
         {
             "--conversation": "conversation_id",
-            "--all -a": Option(path="open_only", help="Also list ended jobs.", constant=False),
+            "--all -a": Option(path="open_only", help="Also list jobs that have ended.", constant=False),
         },
         "List your open jobs, newest first.",
         COLUMNS,

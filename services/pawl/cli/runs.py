@@ -218,7 +218,7 @@ async def without_old_progress(
 
 
 async def show_child_calls(target: AsyncClient, transcript: Transcript, run_id: str, delegates: asyncio.Event) -> None:
-    """While the run waits for other agents, show each pending call of its child runs once. Never returns."""
+    """While the run is waiting for other agents, show each pending call of its child runs once. Never returns."""
     shown = set[tuple[str, int]]()
     while True:
         await delegates.wait()

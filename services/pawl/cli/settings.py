@@ -177,7 +177,7 @@ app.command("changes")(
     listing(
         pb.ListSettingsChangesRequest(),
         {"--store": "store_id"},
-        "List the changes of settings, newest last.",
+        "List the changes to settings, newest last.",
         {"change": "change", "time": "time", "layer": _set_by, "store": "store_id", "by": "user_id", "what": _changed},
         none="There are no changes.",
         count=50,

@@ -112,7 +112,7 @@ def _escaped(character: str) -> str:
 
 
 def short_name(kind: EnumDescriptor, value: int) -> str:
-    """Return `at_most_once` for EFFECT_CLASS_AT_MOST_ONCE."""
+    """Return an enum value's short name: `at_most_once` for EFFECT_CLASS_AT_MOST_ONCE."""
     names = kind.values_by_number
     return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED")).lower()
 
@@ -122,7 +122,7 @@ def job_name(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:
-    """Return `needs attention` for RUN_STATE_NEEDS_ATTENTION."""
+    """Return a state in words: `needs attention` for RUN_STATE_NEEDS_ATTENTION."""
     return short_name(run_pb2.RunState.DESCRIPTOR, state).replace("_", " ")
 
 
@@ -157,7 +157,7 @@ def act_text(acted: event_pb2.OperatorActed) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return `12 ms`, `3.4 s`, `2 min` or `24 h`."""
+    """Return a duration as text, such as `12 ms`, `3.4 s`, `2 min` or `24 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < _MINUTE:
@@ -166,7 +166,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Return `1 round` or `2 rounds`."""
+    """Return a count and its noun, such as `1 round` or `2 rounds`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -305,7 +305,7 @@ def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
 
 
 def series_text(series: call_pb2.Series) -> str:
-    """Return `every 60 s, at most 20 times, until 2026-11-24 14:00:00Z`."""
+    """Describe a series, as in `every 60 s, at most 20 times, until 2026-11-24 14:00:00Z`."""
     until = f", until {time_text(series.end_time)}" if series.HasField("end_time") else ""
     return f"every {series.interval_seconds:g} s, at most {count_text(series.iterations_max, 'time')}{until}"
 

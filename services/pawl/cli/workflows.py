@@ -194,7 +194,7 @@ app.command("event")(
             "--payload": _PAYLOAD,
             "--id": "event_id",
         },
-        "Send an event to the nodes of a run that wait for an event of this name.",
+        "Send an event to the nodes of a run that are waiting for an event with this name.",
         "Sent {name} to {run_id}.",
     )
 )

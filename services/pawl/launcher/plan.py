@@ -216,7 +216,7 @@ def has_keys(options: SuiteOptions) -> bool:
 
 
 def has_owner(options: SuiteOptions) -> bool:
-    """Return whether the schemas belong to a role other than those of the services."""
+    """Return whether the schemas belong to a separate role, which no service uses."""
     return options.database_url is None or options.database_owner_url is not None
 
 

@@ -64,7 +64,7 @@ def describe(content: str | None) -> str:
 
 
 def job_id(content: str | None) -> str:
-    """Return the id of the job that continues a call, from the call's result, or "" if there is no such job."""
+    """Return the id, found in a call's result, of the job that continues the call, or "" if there is no such job."""
     value = _field(content, "result") or _parse(content or "")
     return str(value.get("job_id", "")) if isinstance(value, dict) else ""
 
@@ -124,7 +124,7 @@ def reply_for(request: ChatRequest) -> Reply:
     forced = request.tool(request.forced_tool or "")
     if forced is not None and request.round == 0:
         call = ToolCall(name=forced.name, arguments=_fit(forced, {}, request.prompt))
-        return Reply(reasoning=f"The request requires a call of {forced.name}.", tool_calls=(call,))
+        return Reply(reasoning=f"The request requires a call to {forced.name}.", tool_calls=(call,))
     return _final_reply(request, stages, done, first_open)
 
 

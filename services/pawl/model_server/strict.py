@@ -1,6 +1,6 @@
 """Refuses requests that OpenAI refuses, so that tests catch histories that real providers would reject.
 
-The error messages follow those of OpenAI's chat-completions API.
+The error messages resemble the messages of OpenAI's chat-completions API.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from pawl.chassis.identity.auth import UNKNOWN
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from pawl.server.identity import issuers
 from pawl.server.identity.credentials import KeyAuthenticator, parse_keys
-from pawl.server.identity.issuers import FetchFailed, Issuers, KeyFetcher
+from pawl.server.identity.discovery import FetchFailed
+from pawl.server.identity.issuers import Issuers, KeyFetcher
 from pawl.server.identity.tokens import Provider, PublicKey, TokenRefused
 from tests.fakes.issuer import (
     DISCOVERY,

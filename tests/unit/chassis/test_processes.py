@@ -203,7 +203,7 @@ async def test_a_service_waits_for_peers_that_are_still_starting(
                 assert (channel.get_state() == grpc.ChannelConnectivity.READY) == is_there
 
 
-@pytest.mark.parametrize("service", ["agent_loop", "job_store", "notifier", "tool_registry"])
+@pytest.mark.parametrize("service", ["agent_loop", "gateway", "job_store", "notifier", "tool_registry"])
 def test_a_service_loads_only_the_libraries_it_needs(service: str) -> None:
     """Libraries for issuer tokens, colours and model calls would cost every process megabytes."""
     large = {"cryptography", "joserfc", "rich"}

@@ -16,6 +16,7 @@ from joserfc import jwk
 from pawl.chassis.identity.auth import Credential, principal_of
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import is_id
+from pawl.chassis.process.address import is_safe_url
 from pawl.chassis.process.start import StartError
 from pawl.chassis.process.watched_file import WatchedFile
 from pawl.errors import PermissionDenied
@@ -25,7 +26,6 @@ from pawl.server.identity.tokens import (
     check_claims,
     credential_of,
     fitting,
-    is_safe_url,
     is_signed,
     parse_keys,
     parse_providers,

@@ -25,7 +25,7 @@ from pawl.gateway.login import rules as openid
 from pawl.gateway.login.providers import Endpoints, Providers
 from pawl.gateway.login.rules import Provider, Tokens
 from pawl.gateway.login.session import Seal, Session
-from pawl.server.identity.issuers import FetchFailed
+from pawl.server.identity.discovery import FetchFailed
 from tests.fakes.issuer import token
 from tests.fakes.manual_clock import ManualClock
 from tests.tables import for_each

@@ -1,4 +1,4 @@
-"""Converts conversations from and to chat-completions histories."""
+"""Converts conversations to and from chat-completions histories."""
 
 from __future__ import annotations
 

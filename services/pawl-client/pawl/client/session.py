@@ -83,7 +83,7 @@ class AsyncSession:
     front-end tools. The session executes the calls of these tools, async functions as tasks and other functions in
     threads, at most `calls_max` at a time. It also executes calls of tools with these names in other attached runs, if
     those runs were started with tools, or if the registry has the tools. A program that reuses its `client_id` after a
-    restart gets its calls back. `addresses` defaults to those of `target`.
+    restart gets its calls back. `addresses` defaults to the addresses of `target`.
 
     `on_connected` is called with the address of each new connection, and `on_lost` when a connection is lost. If
     `on_connected` raises an exception, the replica counts as unavailable. If no replica answers within the client's

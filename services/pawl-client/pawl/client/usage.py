@@ -1,4 +1,4 @@
-"""Client method for usage figures."""
+"""Client methods for usage figures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Streams of conversations: first the current state, then changes.
 
 There is no log of changes. When NATS reports a change, a stream reads everything that changed since its last read. It
-reads as its caller, with the code of GetConversation, ListMessages, GetRun and GetJob, and sends nothing that these
-methods would not return. It sends only items that differ from those already sent.
+reads with its caller's rights, using the code of GetConversation, ListMessages, GetRun and GetJob, and sends nothing
+that these methods would not return. It sends only items that differ from those already sent.
 
 All streams share one subscription, and one periodic read of versions that finds changes missed by NATS. An idle stream
 reads nothing while NATS is available.

@@ -73,7 +73,8 @@ def check_before(number: int) -> tuple[int, Step]:
 def checks_before(goal: Goal, number: int) -> bool:
     """Return whether to check the criterion before attempt `number`.
 
-    It is checked before the first attempt, and before each later one if the goal waits between attempts.
+    The criterion's tool is called before the first attempt and, if the goal waits between attempts, before each later
+    one.
     """
     return bool(goal.criterion.tool_name) and (number == 1 or goal.wait_seconds > 0)
 
@@ -164,12 +165,12 @@ def limit_reached(goal: Goal, cursor: GoalCursor, now: float) -> RunFailure | No
     if len(cursor.attempts) >= goal.attempts_max:
         return _failure("GOAL_ATTEMPTS", f"The aim was not met in {count}.")
     if cursor.stalled >= STALLED_MAX:
-        return _failure("GOAL_NO_PROGRESS", f"The last {STALLED_MAX} attempts brought no progress.")
+        return _failure("GOAL_NO_PROGRESS", f"The last {STALLED_MAX} attempts made no progress.")
     return None
 
 
 def out_of_tokens(cursor: GoalCursor) -> RunFailure:
-    return _failure("GOAL_BUDGET", f"The token budget is used up after {texts.count(cursor)}.")
+    return _failure("GOAL_BUDGET", f"The token budget was used up after {texts.count(cursor)}.")
 
 
 def _draft(state: State, tool_name: str, arguments_json: bytes, now: float, *, at: tuple[int, Step]) -> Call:

@@ -19,7 +19,7 @@ class PrometheusMeter:
         self._store, self._provider, self._monotonic = metrics.store, provider, monotonic
         self._model_calls = metrics.counter(
             "model_calls_total",
-            "Ended model calls, by outcome: answered, cut (stopped early), forgotten (step refused), timeout, "
+            "Model calls that ended, by outcome: answered, cut (stopped early), forgotten (step refused), timeout, "
             "or a failure class.",
             ("store", "provider", "outcome"),
         )

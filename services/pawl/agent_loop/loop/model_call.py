@@ -99,7 +99,7 @@ class ModelCall:
     ) -> ModelAnswer | ModelFailed:
         """Make the call unless the token budget or a limit that `take` returns prevents it.
 
-        `take` reserves the tokens of the prompt and the answer, and returns a budget that has too few tokens left, if
+        `take` reserves tokens for the prompt and the answer, and returns a budget that has too few tokens left, if
         any.
         """
         prompt_bytes = history.size_bytes(request.messages)
@@ -262,7 +262,7 @@ _TERMS_KEPT_MAX: Final = 10_000
 
 
 class TermsCache:
-    """Caches the terms of runs whose budgets are not used up. Most model calls then need not read them."""
+    """Caches the terms of runs whose budgets are not used up, so that most model calls do not need to read them."""
 
     def __init__(self) -> None:
         # By store, user and agent, with the time until which they are remembered.

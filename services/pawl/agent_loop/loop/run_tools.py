@@ -18,7 +18,7 @@ from pawl.values import ExecutionContext
 
 
 class RunTools:
-    """The tools of one run. `own_tools` contains those that the run's client supplied."""
+    """The tools of one run. `own_tools` contains the tools that the run's client supplied."""
 
     def __init__(self, tool_calls: ToolCalls, own_tools: Sequence[Tool] = ()) -> None:
         self._tool_calls = tool_calls

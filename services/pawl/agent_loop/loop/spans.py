@@ -279,7 +279,7 @@ def _message(role: str, text: str, more: Sequence[Mapping[str, Any]] = ()) -> di
 
 
 def _of_request(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a message from chat-completions format."""
+    """Convert a chat-completions message to the form that spans contain."""
     content = message.get("content") or ""
     if message["role"] == "tool":
         part = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}

@@ -61,7 +61,7 @@ def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
 
 
 def error_of(body: str) -> Any:
-    """Return the error in a response body (JSON or text) without markup. It is empty for broken JSON."""
+    """Return the error in a response body (JSON or text) without markup. For broken JSON, the result is empty."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):

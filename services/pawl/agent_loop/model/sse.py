@@ -1,6 +1,6 @@
 """Decodes server-sent events.
 
-The decoder follows "Parsing an event stream" of the HTML standard as far as model servers need it. It ignores event
+The decoder follows "Parsing an event stream" in the HTML standard, as far as model servers require. It ignores event
 names, ids and comments. `Answer` removes a byte order mark.
 """
 

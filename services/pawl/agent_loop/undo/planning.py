@@ -36,7 +36,7 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    The calls of a workflow or goal run include those of the runs below it. The deleted rounds of a job share one
+    The calls of a workflow or goal run include the calls of the runs below it. The deleted rounds of a job share one
     source, which contains their number. If a rerun reuses results of another run, a source refers to that run instead
     of its calls. Unless `open_may_be_left` is set, all runs below must have ended.
 

@@ -1,4 +1,4 @@
-"""Implements an undo: runs the inverses one after another, then reports. Its cursor is the plan.
+"""Implements an undo: runs the inverses one after another, then reports. The program's cursor is the plan.
 
 The model is called only if the user sends a message before the undo ends. In this case, the program first adds its
 report, and then the model answers.

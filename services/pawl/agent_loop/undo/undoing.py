@@ -1,4 +1,4 @@
-"""Lets users undo runs: preview, start and report."""
+"""Lets users preview and start an undo of a run, and read its results."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def incoming(definition: WorkflowDefinition) -> dict[str, Incoming]:
 
 
 def order(found: Mapping[str, Incoming]) -> tuple[str, ...]:
-    """Return the nodes in topological order, then by name.
+    """Return the nodes in topological order. Nodes that could come next are taken in alphabetical order.
 
     Raises:
         graphlib.CycleError: The error's second argument is a cycle, from source to target.

@@ -96,11 +96,11 @@ class Executions:
         return run
 
     async def check_event(self, caller: Principal, run_id: RunId, name: str) -> None:
-        """Check that a node of a run waits for an event.
+        """Check that a run's workflow has a node that waits for this event.
 
         Raises:
             RunNotFound: The run does not exist or is not a workflow run.
-            InvalidField: No node waits for the event.
+            InvalidField: The workflow has no such node.
         """
         run = await self.named(caller, run_id)
         graph = await self._graphs.of(caller.store_id, wire.WORKFLOW.read(run.workflow))

@@ -22,7 +22,7 @@ _ANY_TEXTS: Final = ("${true}", "X")
 class DefinitionError(ValueError):
     """Raised if a definition has faults. Lists at most FAULTS_MAX of them, sorted by path.
 
-    `rest` is the definition without its faulty parts. Some of them are replaced by placeholders. It is None if too
+    `rest` is the definition without its faulty parts. Placeholders replace some of these parts. `rest` is None if too
     little remains, or if there are too many nodes.
     """
 

@@ -42,7 +42,7 @@ _SECRET_VALUE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A resource as it is declared in a file."""
+    """A resource as declared in a file."""
 
     key: Key
     definition: Any
@@ -249,7 +249,7 @@ def _short(error: object) -> str:
 class _Loader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys. YAML would keep only the last one.
 
-    It also rejects aliases, because they can expand exponentially.
+    The loader also rejects aliases, because they can expand exponentially.
     """
 
     _depth = 0

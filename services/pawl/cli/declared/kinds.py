@@ -179,7 +179,7 @@ class _Sources:
 
 
 class _Rules:
-    """Rules are immutable, so a change creates a new rule and then revokes the earlier ones with its name."""
+    """Rules are immutable, so a change creates a new rule and then revokes earlier rules of the same name."""
 
     definition: type[Any] = rule_pb2.Rule
 

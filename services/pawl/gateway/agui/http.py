@@ -144,7 +144,7 @@ class _Thread:
         return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
-        """Yield events until the run ends, or until it waits for the front end or the user."""
+        """Yield events until the run ends, or until it is waiting for the front end or the user."""
         for event in self._first_events(plan):
             yield event
         if not plan.run:

@@ -121,7 +121,7 @@ class Callers:
         return answer({"session": True, "problems": msgspec.Raw(problems)})
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session. Return it with its user. It expires with its key at the latest.
+        """Check a session. Return it with its user. The returned session expires with its key at the latest.
 
         Raises:
             InvalidField: The session has invalid characters or is too long.
@@ -137,7 +137,7 @@ class Callers:
         return found, who
 
     def give(self, request: Request, response: Response, found: Session) -> None:
-        """Set the session cookie. It outlives the session, so that the session can be renewed."""
+        """Set the session cookie. The cookie outlives the session, so that the session can be renewed."""
         response.set_cookie(
             session_cookie(request),
             self._seal.close(found),

@@ -13,12 +13,12 @@ import httpx2
 import msgspec
 
 from pawl.chassis.process import logs
+from pawl.chassis.process.address import is_safe_url
 from pawl.chassis.process.clock import Clock
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from pawl.gateway.login import rules as openid
 from pawl.gateway.login.rules import Provider, Tokens
-from pawl.server.identity.issuers import Description, FetchFailed, describe, open_client, read_at_most
-from pawl.server.identity.tokens import is_safe_url
+from pawl.server.identity.discovery import Description, FetchFailed, describe, open_client, read_at_most
 
 _KEEP_SECONDS: Final = 300.0
 _KEEP_FAILURE_SECONDS: Final = 5.0

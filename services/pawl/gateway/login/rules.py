@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import msgspec
 
+from pawl.chassis.process.address import is_safe_url
 from pawl.errors import InvalidField, Unauthenticated
-from pawl.server.identity.tokens import is_safe_url
 
 # How long a user may take to log in at the provider.
 ATTEMPT_SECONDS: Final = 600.0

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
-from cryptography.fernet import InvalidToken
 
 from pawl.errors import InvalidField, Unauthenticated
 from pawl.gateway.login.rules import Attempt, Renewal
@@ -77,12 +76,11 @@ class Seal:
 
     def __init__(self, keys: str) -> None:
         self._keys = keys
-        self._boxes = {kind: browser_seal.box(keys, purpose) for kind, purpose in _PURPOSES.items()}
         self._used: dict[str, float] = {}
 
     def close(self, content: Sealed) -> str:
         """Encrypt a value for a cookie."""
-        return self._boxes[type(content)].encrypt(msgspec.json.encode(content)).decode()
+        return browser_seal.seal(self._keys, _PURPOSES[type(content)], msgspec.json.encode(content))
 
     def open(self, sealed: str, kind: type[S]) -> S:
         """Decrypt a value.
@@ -90,9 +88,10 @@ class Seal:
         Raises:
             Unauthenticated: The value was not sealed with one of these keys for this purpose.
         """
+        content = browser_seal.unseal(self._keys, _PURPOSES[kind], sealed)
         try:
-            return msgspec.json.decode(self._boxes[kind].decrypt(sealed.encode()), type=kind)
-        except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
+            return msgspec.json.decode(content or b"", type=kind)
+        except msgspec.DecodeError:
             raise Unauthenticated("This session is not valid here. Log in.") from None
 
     def use_code(self, text: str, gateway: str, now: float, *, since: float) -> str:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
 
 # The file name of the gateways' seal key in the secrets of a data folder.
 SEAL_FILE: Final = "gateway-seal.key"
@@ -29,22 +32,37 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def close(seal_keys: str, code: Code) -> str:
-    return box(seal_keys, "code").encrypt(msgspec.json.encode(code)).decode()
+    return seal(seal_keys, "code", msgspec.json.encode(code))
 
 
 def read(seal_keys: str, text: str) -> Code | None:
     """Return the code in a sealed string, or None if this deployment did not seal it."""
     try:
-        return msgspec.json.decode(box(seal_keys, "code").decrypt(text.encode()), type=Code)
-    except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
+        return msgspec.json.decode(unseal(seal_keys, "code", text) or b"", type=Code)
+    except msgspec.DecodeError:
         return None
 
 
-def box(seal_keys: str, purpose: str) -> MultiFernet:
-    """Return the cipher for one purpose.
+def seal(seal_keys: str, purpose: str, content: bytes) -> str:
+    """Encrypt a value with the first of the comma-separated keys."""
+    return _box(seal_keys, purpose).encrypt(content).decode()
 
-    The first of the comma-separated keys encrypts, and all of them can decrypt.
-    """
+
+def unseal(seal_keys: str, purpose: str, sealed: str) -> bytes | None:
+    """Decrypt a value. Return None if none of the keys sealed it for this purpose."""
+    from cryptography.fernet import InvalidToken  # noqa: PLC0415  # see below
+
+    try:
+        return _box(seal_keys, purpose).decrypt(sealed.encode())
+    except (InvalidToken, UnicodeEncodeError):
+        return None
+
+
+@cache
+def _box(seal_keys: str, purpose: str) -> MultiFernet:
+    # Takes 6 MB, which a gateway without browsers does not need.
+    from cryptography.fernet import Fernet, MultiFernet  # noqa: PLC0415
+
     keys = [key for each in seal_keys.split(",") if (key := each.strip())]
     digests = [hashlib.sha256(f"pawl gateway {purpose}\n{key}".encode()).digest() for key in keys]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Final, TypeVar
+from typing import Final
 
 import httpx2
 import msgspec
@@ -15,6 +14,7 @@ from pawl.chassis.identity.auth import Credential
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
 from pawl.errors import DependencyUnavailable
+from pawl.server.identity.discovery import Description, FetchFailed, describe, get, open_client
 from pawl.server.identity.tokens import (
     KEYS_BYTES_MAX,
     Provider,
@@ -24,7 +24,6 @@ from pawl.server.identity.tokens import (
     check_claims,
     credential_of,
     fitting,
-    is_safe_url,
     is_signed,
     parse_keys,
     provider_of,
@@ -39,26 +38,11 @@ _BURST_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 10.0
 _OUTAGE_SECONDS_MAX: Final = 24 * 3600.0
 _FETCH_SECONDS_MAX: Final = 5.0
-_WELL_KNOWN: Final = "/.well-known/openid-configuration"
 
 _log = logs.get_logger(__name__)
 
 # Returns the keys of an issuer, from its URL and, if known, the URL of its keys; raises FetchFailed.
 FetchKeys = Callable[[str, str | None], Awaitable[tuple[PublicKey, ...]]]
-
-
-class FetchFailed(Exception):
-    """Raised when an issuer's keys cannot be fetched."""
-
-
-class Description(msgspec.Struct, frozen=True):
-    """The part of an issuer's metadata (OpenID Connect Discovery 1.0, section 4) that token checks need."""
-
-    issuer: str
-    jwks_uri: Annotated[str, msgspec.Meta(max_length=1024)]
-
-
-D = TypeVar("D", bound=Description)
 
 
 class KeyFetcher:
@@ -70,56 +54,12 @@ class KeyFetcher:
     async def __call__(self, issuer: str, jwks_url: str | None) -> tuple[PublicKey, ...]:
         try:
             async with asyncio.timeout(_FETCH_SECONDS_MAX), open_client(self._tls) as client:
-                return parse_keys(
-                    await _get(client, jwks_url or (await describe(client, issuer, Description)).jwks_uri)
-                )
+                url = jwks_url or (await describe(client, issuer, Description)).jwks_uri
+                return parse_keys(await get(client, url, KEYS_BYTES_MAX))
         except TimeoutError:
             raise FetchFailed("no answer in time") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, ValueError) as error:
             raise FetchFailed(f"{type(error).__name__}: {error}"[:200]) from None
-
-
-def open_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    # Plain http is only for this machine, so an environment proxy must not answer instead.
-    here = {"http://": None}
-    return httpx2.AsyncClient(verify=tls, headers={"accept-encoding": "identity"}, mounts=here)
-
-
-async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
-    """Return an issuer's metadata.
-
-    Raises:
-        FetchFailed: The response is an error or cannot be trusted.
-        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: The request or decoding failed.
-    """
-    found = msgspec.json.decode(await _get(client, issuer.removesuffix("/") + _WELL_KNOWN), type=kind)
-    if found.issuer != issuer:
-        raise FetchFailed("it describes another issuer")
-    is_downgrade = issuer.startswith("https:") and not found.jwks_uri.startswith("https:")
-    if is_downgrade or not is_safe_url(found.jwks_uri):
-        raise FetchFailed("its keys are not at an https:// URL")
-    return found
-
-
-async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
-    async with client.stream("GET", url) as response:
-        if response.status_code != httpx2.codes.OK:
-            raise FetchFailed(f"status {response.status_code} from {url}")
-        return await read_at_most(response, KEYS_BYTES_MAX)
-
-
-async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
-    """Return a response's body.
-
-    Raises:
-        FetchFailed: The body has more than `bytes_max` bytes.
-    """
-    content = bytearray()
-    async for part in response.aiter_raw():
-        content += part
-        if len(content) > bytes_max:
-            raise FetchFailed(f"more than {bytes_max} bytes from {response.url}")
-    return bytes(content)
 
 
 class IssuerKeys:

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
-from urllib.parse import urlsplit
 
 import msgspec
 from joserfc import jwk
@@ -23,7 +22,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.identity.auth import KEY_LENGTH_MAX, Credential
 from pawl.chassis.identity.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.ids import CredentialId, UserId, is_id
-from pawl.chassis.process.address import is_loopback
+from pawl.chassis.process.address import is_safe_url
 from pawl.errors import InvalidJson, TooLarge
 
 # The size limit of a key set and of an issuer's metadata.
@@ -143,20 +142,6 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     if len({(provider.issuer, provider.audience) for provider in providers}) != len(providers):
         raise ValueError("it lists an issuer twice for the same audience")
     return providers
-
-
-def is_safe_url(url: str) -> bool:
-    """Return whether a URL is safe to fetch.
-
-    It must use https (or http on this machine) and have no user name, query or fragment.
-    """
-    try:
-        parts = urlsplit(url)
-        is_here = is_loopback(f"{parts.hostname}:{parts.port or 80}")
-    except ValueError:
-        return False
-    bare = parts.username is None and not parts.query and not parts.fragment
-    return bool(parts.hostname) and bare and (parts.scheme == "https" or (parts.scheme == "http" and is_here))
 
 
 def is_token(key: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from typing import Final
+from urllib.parse import urlsplit
 
 _PORT_MAX: Final = 65535
 
@@ -37,3 +38,17 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_safe_url(url: str) -> bool:
+    """Return whether a URL is safe to fetch.
+
+    It must use https (or http on this machine) and have no user name, query or fragment.
+    """
+    try:
+        parts = urlsplit(url)
+        is_here = is_loopback(f"{parts.hostname}:{parts.port or 80}")
+    except ValueError:
+        return False
+    bare = parts.username is None and not parts.query and not parts.fragment
+    return bool(parts.hostname) and bare and (parts.scheme == "https" or (parts.scheme == "http" and is_here))

@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Within the block, import modules as if the package `name` were not installed, unless it is already imported."""
+    """Within the block, import modules as if the package `name` were not installed.
+
+    This has no effect if the package has already been imported.
+    """
     is_imported = name in sys.modules
     sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # this makes its import fail
     try:

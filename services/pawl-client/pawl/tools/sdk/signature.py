@@ -209,8 +209,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     """Read a function's signature.
 
     A parameter may have any type that msgspec or pydantic can express as JSON Schema: str, int, float, bool, date,
-    Literal, Enum, Optional, list, dict, dataclass, TypedDict, msgspec.Struct, pydantic models. Descriptions come from
-    the docstring or from a string in Annotated.
+    Literal, Enum, Optional, list, dict, dataclass, TypedDict, msgspec.Struct and pydantic models. Descriptions come
+    from the docstring or from a string in Annotated.
 
     Raises:
         ToolDefinitionError: A parameter has no type, a type without a JSON Schema, or a default that does not match its

@@ -57,7 +57,7 @@ class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The model has answered. Contains the drafted calls, and verdicts on those that the registry checked.
+    """The model has answered. Contains the drafted calls, and the verdicts on the calls that the registry checked.
 
     `output` is None if there is no response format or the run cannot end with this answer.
     """

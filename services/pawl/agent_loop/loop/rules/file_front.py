@@ -78,7 +78,7 @@ def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
 
 
 def offered(tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools, with `file_operations` limited to the actions whose tools are among them."""
+    """Return `tools`, with `file_operations` limited to the actions whose tools are in `tools`."""
     names = registered(tools)
     if TOOL not in names:
         return list(tools)

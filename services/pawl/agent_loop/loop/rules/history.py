@@ -97,7 +97,7 @@ class ReasoningEcho(StrEnum):
     """The field, if any, in which a message's reasoning text is sent back to the model server.
 
     AUTO uses `reasoning_content` in conversations where the server has sent reasoning. In these conversations, every
-    message with calls has the field, which may be empty, because some servers refuse a history without it.
+    message with calls has the field, even if it is empty, because some servers refuse a history without it.
     """
 
     AUTO = "auto"

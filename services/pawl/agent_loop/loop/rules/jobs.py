@@ -175,7 +175,7 @@ def as_driven(run: Run) -> Run:
 def entered(state: State) -> State:
     """Add a message with the job notices for the model.
 
-    Notices that do not fit wait for the next model call or turn.
+    If there is no room for all notices, the rest wait for the next model call or turn.
     """
     taken, rest = list[bytes](), ENTERED_FRACTION * state.run.options.limits.context_bytes_max
     for notice in state.notices:

@@ -24,7 +24,7 @@ from pawl.values import Answer, Usage, WaitKind
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """An announced model call that has not ended.
 
-    `attempt` counts all attempts, including those of workers that died or handed over the run. `failures` counts the
+    `attempt` counts all attempts, including attempts by workers that died or handed over the run. `failures` counts the
     model server's failures (LOOP-7), and `empty_answers` its empty answers. The output of this attempt starts at seq
     `output_from_seq`. `usage_before` is the run's usage before this attempt. Once output is shown, the run's usage also
     includes the attempt's usage so far.

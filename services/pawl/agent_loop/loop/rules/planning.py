@@ -331,7 +331,7 @@ def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
     if decision.summarise_to_number:
         return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
     if decision.is_last:
-        message = f"{rounds_max} rounds are over. The model now answers without tools."
+        message = f"The run has reached its limit of {rounds_max} rounds. The model now answers without tools."
         return (Warned(reason="FINAL_ROUND", message=message),)
     if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):
         message = f"Round {decision.round} of {rounds_max}."

@@ -89,7 +89,7 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
 
 def model_not_allowed(model: str) -> Problem:
     return Problem(
-        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may not use the model {model!r} any longer."
+        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may no longer use the model {model!r}."
     )
 
 
