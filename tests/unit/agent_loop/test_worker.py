@@ -248,12 +248,14 @@ async def test_beside_background_runs_a_message_is_claimed_without_delay_and_bef
         worker.wake()
         await asyncio.sleep(0.01)
         keys = [submit(in_background=True), submit(in_background=False)]
-        async with worker.foreground():
+        async with worker.background_steps.foreground():
             worker.wake()
         await asyncio.sleep(0.005)
         assert [world.ledger.row(key).worker_id for key in keys] == [None, worker.worker_id]
         await asyncio.sleep(0.05)
         assert world.ledger.row(keys[0]).worker_id == worker.worker_id
+    kinds = {step.run_id: step.in_background for step in world.ledger.steps}
+    assert [kinds[key.run_id] for key in keys] == [True, False], "its commits are marked"
 
 
 async def test_an_idle_worker_polls_rarely_as_long_as_it_would_be_notified_of_work() -> None:

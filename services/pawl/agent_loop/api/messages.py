@@ -104,7 +104,7 @@ class Messages:
                 refusal = refusal or error
             checked.tools.extend(map(wire.OWN_TOOL.write, tools))
             checked.client_id, checked.asked_tools_sha256 = session.client_id, _digest(requested)
-        async with self._ledger.foreground():
+        async with self._ledger.background_steps.foreground():
             return (await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))).run
 
     async def send(
@@ -118,7 +118,7 @@ class Messages:
             PawlError: Any error that `start` raises.
         """
         checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
-        async with self._ledger.foreground():
+        async with self._ledger.background_steps.foreground():
             return await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))
 
     async def checked(

@@ -57,6 +57,12 @@ class BackgroundSteps:
         now = asyncio.get_running_loop().time()
         return yield_seconds(now, since=since, foreground_at=now if self._foreground_work else self._foreground_at)
 
+    async def give_way(self) -> None:
+        """Wait until background work may continue."""
+        since = asyncio.get_running_loop().time()
+        while wait_seconds := self.yield_seconds(since):  # noqa: ASYNC110  # time is the condition
+            await asyncio.sleep(wait_seconds)
+
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold a slot for a background run's step, once the foreground permits it. Safe to cancel."""
@@ -67,13 +73,10 @@ class BackgroundSteps:
             while releases:
                 releases.pop()()
 
-        loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
         try:
-            since = loop.time()
-            while wait_seconds := self.yield_seconds(since):  # noqa: ASYNC110  # time is the condition
-                await asyncio.sleep(wait_seconds)
-            timer = loop.call_later(_STEP_SECONDS_MAX, release)
+            await self.give_way()
+            timer = asyncio.get_running_loop().call_later(_STEP_SECONDS_MAX, release)
             yield
         finally:
             if timer is not None:

@@ -11,7 +11,6 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -94,7 +93,7 @@ class Worker:
         self._ledger = dependencies.ledger
         self._clock = dependencies.clock
         self._random = dependencies.random
-        self._background_steps = dependencies.background_steps
+        self.background_steps = dependencies.background_steps
         self._meter = dependencies.meter
         self._limits = limits
         self._new_drive = new_drive
@@ -117,10 +116,6 @@ class Worker:
         # Until then, the ledger may count runs as this worker's that it does not drive: the response to a claim was
         # lost, or a drive has ended without the ledger knowing.
         self._may_hold_until = -math.inf
-
-    def foreground(self) -> AbstractAsyncContextManager[None]:
-        """Return a context in which background runs give way, for example while a user's message is being accepted."""
-        return self._background_steps.foreground()
 
     async def listen(self, bus: Bus) -> None:
         """Subscribe to wake-up hints on the bus. Without them, the worker polls every second."""
@@ -162,7 +157,7 @@ class Worker:
 
     def _is_foreground_due(self) -> bool:
         """Return whether a user's message has just made a run due, beside background runs only."""
-        foreground_is_at_work = self._background_steps.yield_seconds(asyncio.get_running_loop().time()) > 0
+        foreground_is_at_work = self.background_steps.yield_seconds(asyncio.get_running_loop().time()) > 0
         is_first = {claim.in_background for claim in self._held} == {True}
         return self._work_is_ours.is_set() and foreground_is_at_work and is_first
 
@@ -302,7 +297,7 @@ class Worker:
 
         If it holds some, it claims no more while its foreground is at work.
         """
-        wait_seconds = self._background_steps.yield_seconds(self._claimed_background_at)
+        wait_seconds = self.background_steps.yield_seconds(self._claimed_background_at)
         if wait_seconds and any(claim.in_background for claim in self._held):
             self._wake_at(self._clock.monotonic() + wait_seconds)
             return 0

@@ -65,7 +65,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         operation = operations.submit(request, self._ledger.limits_of)
-        submitted = await self._write(operation, request.ByteSize(), request.store_id)
+        submitted = await self._write(
+            operation, request.ByteSize(), request.store_id, in_background=bool(operation.program)
+        )
         run = messages.run(submitted.run)
         run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
@@ -75,9 +77,17 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         submitted = await self._write(operation, request.ByteSize(), request.message.store_id)
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
-    async def _write(self, operation: Operation[T], size_bytes: int, store_id: str, lane: Lane = Lane.PEOPLE) -> T:
+    async def _write(
+        self,
+        operation: Operation[T],
+        size_bytes: int,
+        store_id: str,
+        lane: Lane = Lane.PEOPLE,
+        *,
+        in_background: bool = False,
+    ) -> T:
         return await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, lane=lane, store_id=StoreId(store_id)
+            operation, size_bytes=size_bytes, lane=lane, in_background=in_background, store_id=StoreId(store_id)
         )
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
@@ -141,9 +151,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
-        size_bytes, events = request.ByteSize(), len(request.events)
+        operation, events = operations.commit(request, self._ledger.limits_of), len(request.events)
         committed = await self._write(
-            operations.commit(request, self._ledger.limits_of), size_bytes, request.store_id, Lane.WORK
+            operation, request.ByteSize(), request.store_id, Lane.WORK, in_background=request.in_background
         )
         response = messages.COMMITTED.write(committed)
         store_id = StoreId(request.store_id)
