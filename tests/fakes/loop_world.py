@@ -305,7 +305,7 @@ class MemoryLedger(WorkerLedgerClient):
         self._journal = MemoryJournal(self._database, self.ids, RunCache(lambda: 0.0))
         self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_SLOTS)
         ports = ports_on(self._database, self._limits, ids=self.ids, announcer=AsyncMock(spec=Announcer))
-        self._job_store = wiring.wire(ports, self._limits)
+        self._job_store = wiring.wire(ports, lambda _: self._limits, crashes_max=crashes_max)
         self._is_open = False
 
     def submit(
@@ -356,7 +356,7 @@ class MemoryLedger(WorkerLedgerClient):
             as_operator=command.HasField("resolve"),
             decision_right=ledger_pb2.DECISION_RIGHT_STORE if approver else ledger_pb2.DECISION_RIGHT_UNSPECIFIED,
         )
-        outcome: CommandOutcome = self._apply(operations.send(request, self._limits)).outcome
+        outcome: CommandOutcome = self._apply(operations.send(request, lambda _: self._limits)).outcome
         return outcome
 
     async def note_completion(self, key: RunKey, call_id: CallId) -> None:

@@ -22,7 +22,7 @@ from pawl.job_store.ledger.ports import AttentionRepository, Journal, OfferRepos
 from pawl.job_store.ledger.reading import Leases, Reads
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rules.rows import ConversationKey
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits, StoreSlots
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store import tables as columns
 from pawl.job_store.ledger.store import usage
@@ -171,7 +171,9 @@ class PostgresStore(Store):
         self.cache = RunCache(lambda: self.passed_seconds[0])
         self.journal = PostgresJournal(database, IdSource(ManualClock()), self.cache)
         crashes_max = limits["crashes"]
-        self.leases = PostgresLeases(database, _slots_of(limits), crashes_max=crashes_max, one_store=one_store)
+        self.leases = PostgresLeases(
+            database, StoreSlots(_slots_of(limits)), crashes_max=crashes_max, one_store=one_store
+        )
         self.reads = PostgresReads(database, self.cache)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)

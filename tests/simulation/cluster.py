@@ -138,7 +138,7 @@ class JobStore:
     async def serve(self) -> None:
         announcer = NatsAnnouncer(self._bus)  # type: ignore[arg-type]  # the simulated bus has the methods that are used
         ports = ports_on(self._database, self._limits, ids=self._ids, announcer=announcer)
-        parts = wire(ports, self._limits)
+        parts = wire(ports, lambda _: self._limits, crashes_max=_CRASHES_MAX)
         async with parts.group_commit, Background() as background:
             for name, loop in parts.loops.items():
                 background.start(name, loop)

@@ -111,9 +111,9 @@ class JobStore(LedgerParts):
 
 def wire(
     ports: Ports,
-    limits: Limits,
-    limits_of: LimitsOf | None = None,
+    limits_of: LimitsOf,
     *,
+    crashes_max: int,
     lifecycle_written: Callable[[], None] = lambda: None,
     one_store: bool = False,
 ) -> LedgerParts:
@@ -125,7 +125,7 @@ def wire(
         lifecycle_written=lifecycle_written,
         one_store=one_store,
     )
-    ledger = Ledger(ports, group_commit, limits, limits_of)
+    ledger = Ledger(ports, group_commit, limits_of, crashes_max=crashes_max)
     loops: Loops = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": partial(sweeps.watch_clock, ports.leases, ports.clock),
@@ -155,7 +155,7 @@ def on_postgres(
     settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off, announcer.work_ready)
     ports = Ports(
         journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle, off=settings.off),
-        leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max, one_store=one_store),
+        leases=PostgresLeases(database, settings.slots, crashes_max=limits.crashes_max, one_store=one_store),
         reads=PostgresReads(database, cache),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -164,8 +164,8 @@ def on_postgres(
         meter=meter,
         clock=clock,
     )
-    relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
-    parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
+    relay, limits_of = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter), settings.limits_of
+    parts = wire(ports, limits_of, crashes_max=limits.crashes_max, lifecycle_written=relay.wake, one_store=one_store)
     group_commit, ledger, exports = parts.group_commit, parts.ledger, PostgresExports(database)
     erasing, keys = _erasing(database, bus, ports, group_commit, ids), Keys(PostgresKeyRepository(database), clock, ids)
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
@@ -177,10 +177,10 @@ def on_postgres(
         "on": partial(sweeps.start_turns_where_on, settings, ledger, clock),
         "relay": relay.run,
         "settings": settings.run,
-        "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods, settings.limits_of),
+        "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods, limits_of),
         "search": partial(sweeps.index_texts, PostgresSearchIndex(database), clock),
         "sizes": partial(sweeps.count_stored_bytes, settings, clock),
-        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, settings), meter, clock),
+        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, settings.slots), meter, clock),
     }
 
     def add_to(server: RpcServer) -> None:
@@ -194,7 +194,7 @@ def on_postgres(
         server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresTokens(database)))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
         _add_resources(server, database, clock, settings, meter)
-        _add_starters(server, schedules, triggers, settings.limits_of)
+        _add_starters(server, schedules, triggers, limits_of)
 
     return JobStore(
         group_commit=group_commit,

@@ -116,7 +116,7 @@ class PlayedLedger(PublicLedger):
         self._announcer = _Announcer(live)
         ports = ports_on(self._database, _LIMITS, ids=self._ids, announcer=self._announcer)
         self._reads: Any = ports.reads
-        self._job_store = wiring.wire(ports, _LIMITS)
+        self._job_store = wiring.wire(ports, lambda _: _LIMITS, crashes_max=_LIMITS.crashes_max)
         self.servicers: list[object] = [*self._job_store.servicers]
 
     async def __aenter__(self) -> Self:

@@ -62,6 +62,8 @@ async def test_saving_a_workflow_creates_a_version_only_if_it_has_changed(workfl
         await reason(workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)) == "WORKFLOW_NOT_FOUND"
     )
     first = await workflows.SaveWorkflow(save(description="Sort it."), metadata=ADMIN)
+    found = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)
+    assert (first.mermaid, checked.mermaid) == ("", found.mermaid), "a check draws the graph"
     assert (first.created, first.workflow.version, first.workflow.create_user_id) == (True, 1, "root")
     assert (first.workflow.description, first.workflow.node_count) == ("Sort it.", 1)
     again = await workflows.SaveWorkflow(save(description="Sort it.", concurrency=10), metadata=ADMIN)

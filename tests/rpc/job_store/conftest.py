@@ -20,7 +20,7 @@ from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
 from pawl.job_store.keys.keys import Keys
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits, StoreSlots
 from pawl.job_store.store_settings.snapshot import SettingsSnapshot
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
@@ -38,6 +38,7 @@ QUEUE_MAX = 5
 CRASHES_MAX = 3
 # High enough not to affect other tests.
 SLOT_LIMITS = SlotLimits(per_store=1000, per_user=1000)
+SLOTS = StoreSlots(SLOT_LIMITS)
 STORE_QUEUE_MAX = 1000
 DAY_SECONDS = 86_400.0
 RETENTION = RetentionPeriods(

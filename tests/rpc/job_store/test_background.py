@@ -16,7 +16,7 @@ from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.server.process.metrics import Metrics
 from pawl.tool_registry.builtin.jobs import state_of
 from pawl.tool_registry.ledger import LedgerReads
-from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
+from tests.rpc.job_store.conftest import SLOTS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import Shared, index_all, listed
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
@@ -180,7 +180,7 @@ async def test_erasing_a_conversation_removes_its_jobs_without_sending_notices(r
 
 async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
     """OPS-2, ASYNC-5: pending and entered notices are counted, except those of erased conversations."""
-    stats, metrics = PostgresLedgerStats(replica.database, SLOT_LIMITS), Metrics("job_store")
+    stats, metrics = PostgresLedgerStats(replica.database, SLOTS), Metrics("job_store")
     meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
 
     async def counted() -> tuple[float | None, ...]:

@@ -18,11 +18,10 @@ from pawl.errors import (
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
-from tests.rpc.job_store.conftest import RETENTION, Replica, limits_of
+from tests.rpc.job_store.conftest import RETENTION, SLOTS, Replica, limits_of
 from tests.rpc.job_store.test_conversations import get, index_all, listed
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import Owner, User, result
@@ -238,7 +237,7 @@ async def test_imported_runs_are_not_listed_as_pending_or_announced(user: User, 
     assert (await user.claim(), await user.events(run_id)) == ([], [])
     assert (await user.run(run_id)).state == run_pb2.RUN_STATE_COMPLETED
     assert [await count(database, table) for table in ("events", "outbox", "commands")] == [0, 0, 0]
-    assert not any((await PostgresLedgerStats(database, SlotLimits(per_store=5, per_user=5)).count()).values())
+    assert not any((await PostgresLedgerStats(database, SLOTS).count()).values())
 
 
 async def test_import_is_idempotent_by_its_request_id(user: User, database: Database) -> None:

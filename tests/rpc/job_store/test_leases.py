@@ -10,14 +10,13 @@ from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from msgspec import structs
 
 from pawl.chassis.ids import StoreId, WorkerId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits, StoreSlots
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import watch_clock
@@ -69,11 +68,9 @@ async def test_an_idle_worker_learns_when_the_first_run_or_lease_is_due(user: Us
     assert await wait_seconds(idle=False) is None
 
 
-class Weighted(SlotLimits, frozen=True):
+def weighted(**limits: int) -> StoreSlots:
     """Store a has a weight of 3."""
-
-    def of(self, store_id: StoreId) -> SlotLimits:
-        return structs.replace(self, weight=3 if store_id == "a" else 1)
+    return StoreSlots(SlotLimits(**limits), {StoreId("a"): SlotLimits(**limits, weight=3)})
 
 
 @pytest.mark.parametrize("one_store", [True, False])
@@ -84,7 +81,7 @@ async def test_stores_get_turns_by_weight_in_claims_of_any_size(
     for store in ("a", "b", "c"):
         for number in range(9):
             await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
-    leases = PostgresLeases(database, Weighted(per_store=20, per_user=20), crashes_max=3, one_store=one_store)
+    leases = PostgresLeases(database, weighted(per_store=20, per_user=20), crashes_max=3, one_store=one_store)
     claimed: list[str] = []
     for _ in range(claims):
         found = await leases.claim(WorkerId("w"), runs_max=runs_max, lease_seconds=60, background_runs_max=0)
@@ -92,7 +89,7 @@ async def test_stores_get_turns_by_weight_in_claims_of_any_size(
     assert Counter(claimed) == {"a": 6, "b": 2, "c": 2}
     assert runs_max > 1 or "".join(claimed) == "aaabcaaabc"
     # A store at its limit has turns left, but does not end the claim.
-    full = PostgresLeases(database, Weighted(per_store=8, per_user=7), crashes_max=3, one_store=one_store)
+    full = PostgresLeases(database, weighted(per_store=8, per_user=7), crashes_max=3, one_store=one_store)
     found = await full.claim(WorkerId("w"), runs_max=20, lease_seconds=60, background_runs_max=0)
     assert {run.store_id for run in found} == {"a", "b", "c"}
 
@@ -136,7 +133,7 @@ async def test_runs_become_due_again_after_the_database_clock_goes_back(user: Us
     await database.execute(renewed, healthy.run_id)
     assert await user.claim("w2", runs_max=4) == []
 
-    leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)
+    leases = PostgresLeases(database, StoreSlots(SlotLimits(per_store=20, per_user=20)), crashes_max=3)
     for _ in range(2):
         await leases.bring_forward(130.0)
 
@@ -147,7 +144,7 @@ async def test_runs_become_due_again_after_the_database_clock_goes_back(user: Us
 async def test_new_replica_detects_that_the_database_clock_went_back(user: User, database: Database) -> None:
     """No other replica needs to be running, because the database stores its latest time."""
     queued = (await user.submit()).run.run_id
-    leases = PostgresLeases(database, SlotLimits(per_store=20, per_user=20), crashes_max=3)
+    leases = PostgresLeases(database, StoreSlots(SlotLimits(per_store=20, per_user=20)), crashes_max=3)
     await database.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
     await leases.times()
     time, seen_time = await leases.times()
@@ -230,7 +227,7 @@ async def test_runs_waiting_for_a_slot_are_counted_by_limit(limited: Replica, da
     """OPS-2: each waiting run counts towards one limit."""
     for number in range(3):
         await submit_many(User(limited.stub, user_id=f"user{number}"), 3)
-    stats = PostgresLedgerStats(database, LIMITS)
+    stats = PostgresLedgerStats(database, StoreSlots(LIMITS))
     counts = await stats.count()
     assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (4, 3, 2)
     await User(limited.stub).claim(runs_max=20)

@@ -123,6 +123,22 @@ async def test_calls_in_progress_reserve_their_tokens_in_all_budgets(replica: Re
     assert not (await reserve("eve", tokens=100)).HasField("budget")
 
 
+async def test_a_crash_of_the_database_ends_reservations_and_loses_no_counted_tokens(replica: Replica) -> None:
+    await limit(replica, daily_tokens=100)
+    owner = await User(replica.stub).start()
+    await owner.commit(usage=run_pb2.Usage(input_tokens=60, model_calls=1), model="m")
+    reserving: Any = {"user_id": "ann", "tokens": 40, "seconds_max": 3600}
+    assert not (await take(replica, model_call_id="lost", **reserving)).HasField("budget")
+    assert (await take(replica, **reserving)).HasField("budget")
+    unlogged = "SELECT oid::regclass::text AS name FROM pg_class WHERE relkind = 'r' AND relpersistence = 'u'"
+    emptied_by_recovery = [row["name"] for row in await replica.database.fetch(unlogged)]
+    await replica.database.execute(f"TRUNCATE {', '.join(emptied_by_recovery)}")
+    assert not (await take(replica, model_call_id="next", **reserving)).HasField("budget")
+    await take(replica, model_call_id="lost", ended=True)
+    refused = (await take(replica, **reserving)).budget
+    assert (refused.kind, refused.tokens_used) == (run_pb2.WAIT_KIND_STORE_DAILY_TOKENS, 60)
+
+
 async def test_a_store_above_its_rate_of_events_is_told_to_pause_by_all_replicas_and_loses_none(
     start: StartReplica,
 ) -> None:

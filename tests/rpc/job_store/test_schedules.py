@@ -17,7 +17,7 @@ from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2, schedules_pb2
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.ledger.store.leases import PostgresLeases
-from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
+from tests.rpc.job_store.conftest import SLOTS, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User, forwarded
 from tests.rpc.refusals import raises
 
@@ -294,7 +294,7 @@ async def test_claim_expires_after_the_clock_goes_back(timer: Timer) -> None:
     await timer.make_due()
     (due,) = await timer.claim()
     assert await timer.claim() == []
-    await PostgresLeases(timer.replica.database, SLOT_LIMITS, crashes_max=1).bring_forward(5.0)
+    await PostgresLeases(timer.replica.database, SLOTS, crashes_max=1).bring_forward(5.0)
     assert await timer.claim() == [due]
 
 

@@ -376,7 +376,7 @@ async def test_a_read_that_overlaps_a_change_does_not_lose_a_layer(
     go.set()
     await asyncio.gather(poll, *changes)
     assert Feature.RUNS in replica.settings.all.off(StoreId("acme"))
-    assert set(replica.settings.overrides) == {"a", "b"}
+    assert set(replica.settings.slots.overrides) == {"a", "b"}
 
 
 async def test_a_firing_that_will_be_skipped_does_not_cancel_an_earlier_run(replica: Replica) -> None:

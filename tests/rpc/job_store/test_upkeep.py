@@ -17,7 +17,7 @@ from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
-from tests.rpc.job_store.conftest import ACME, DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica, limits_of
+from tests.rpc.job_store.conftest import ACME, DAY_SECONDS, RETENTION, SLOT_LIMITS, SLOTS, Replica, limits_of
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 from tests.rpc.refusals import raises
 from tests.unit.job_store.world import submission
@@ -113,7 +113,7 @@ async def test_logs_and_outbox_are_trimmed_without_a_stream(user: User, database
     await sweep(database)
 
     assert (await count(database))["events"] == 1
-    assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, SLOTS).count())["outbox"] == 0
 
 
 async def test_item_that_cannot_be_deleted_does_not_block_others(user: User, database: Database) -> None:
@@ -158,7 +158,7 @@ async def test_large_conversation_is_deleted_in_several_transactions(user: User,
 async def test_a_deployment_without_nats_does_not_keep_an_outbox(database: Database) -> None:
     journal = PostgresJournal(database, IdSource(SystemClock()), RunCache(time.monotonic), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
-    assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
+    assert (await PostgresLedgerStats(database, SLOTS).count())["outbox"] == 0
 
 
 async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
@@ -267,7 +267,7 @@ async def test_runs_and_calls_are_measured_by_store(replica: Replica, user: User
     parked, approval = await user.start(), call_pb2.ApprovalRequest(digest=DIGEST)
     call = parked.call("c2", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval=approval)
     await parked.park(run_pb2.WAIT_KIND_APPROVAL, calls=[call])
-    replica.ledger.meter.ledger_counted(await PostgresLedgerStats(replica.database, SLOT_LIMITS).count())
+    replica.ledger.meter.ledger_counted(await PostgresLedgerStats(replica.database, SLOTS).count())
 
     samples = {
         (sample.name.partition("_job_store_1_")[2], *sorted(sample.labels.items())): sample.value

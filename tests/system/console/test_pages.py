@@ -14,7 +14,7 @@ from pawl.client import AsyncClient
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.event.v1.trigger_pb2 import WEBHOOK_AUTHENTICATION_SIGNATURE, TriggerDefinition, WebhookSource
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage, ask, at, barrier_free, click, say
+from tests.system.console.conftest import NewPage, ask, at, barrier_free, click, say, sees
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -85,7 +85,7 @@ async def test_agent_is_made_with_a_form_and_found_with_the_palette(open_page: N
     await expect(page.get_by_role("option", name=re.compile("formal"))).to_be_visible()
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="formal", level=1)).to_be_visible()
-    await expect(page.locator(".facts")).to_contain_text("calculate")
+    await expect(page.get_by_role("link", name="calculate")).to_be_visible()
 
 
 async def test_agent_of_a_set_is_read_only_and_names_the_set(open_page: NewPage, suite: Suite) -> None:
@@ -95,7 +95,7 @@ async def test_agent_of_a_set_is_read_only_and_names_the_set(open_page: NewPage,
         await target.declarations.PutDeclaration(PutDeclarationRequest(declaration=declaration))
     page = await open_page("/agents/owned")
     await expect(page.get_by_text("Read-only: it belongs to the set shop.")).to_be_visible()
-    await expect(page.get_by_role("region", name="Versions")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Instructions")).to_be_visible()
     for button in ("Edit agent", "Delete"):
         await expect(page.get_by_role("button", name=button)).to_have_count(0)
 
@@ -112,7 +112,7 @@ async def test_schedule_is_created_paused_run_and_deleted(open_page: NewPage) ->
     await page.get_by_role("button", name="Pause").click()
     await page.get_by_label("Reason (optional)").fill("a holiday")
     await page.keyboard.press("Enter")
-    await expect(page.locator(".facts")).to_contain_text("paused: a holiday")
+    await expect(page.locator(".why")).to_contain_text("a holiday")
     await page.get_by_role("button", name="Resume").click()
     await expect(page.locator(".facts")).to_contain_text("active")
     await page.get_by_role("button", name="Run now").click()
@@ -136,7 +136,7 @@ async def test_rule_is_created_and_revoked(open_page: NewPage) -> None:
     await expect(page.locator("pre.json")).to_contain_text('"equalsJson": "1 + 1"')
     await sure(page, "Revoke")
     await expect(row).to_have_count(0)
-    await page.get_by_label("Include ended").check()
+    await page.get_by_label("Show ended").check()
     await expect(row).to_contain_text("revoked")
     await page.reload()
     await expect(row).to_contain_text("revoked")
@@ -146,22 +146,42 @@ async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
     page = await open_page(user="auditor")
     run_id = await ask(page, "what is 12 * 12")
     await page.get_by_role("link", name="Audit").click()
-    await page.get_by_label("Run", exact=True).fill(run_id or "")
+    await page.get_by_label("User or run ID").fill(run_id or "")
     await page.keyboard.press("Tab")
-    entries = page.locator(".entries li")
-    await expect(entries).to_have_count(3)
+    call = page.locator(".entries > li")
+    await expect(call).to_have_count(1)
+    await expect(call).to_contain_text("succeeded")
+    await call.locator("summary").click()
+    await expect(call.locator("ol > li")).to_have_count(4)
+    await sees(call, "calculate started", "calculate succeeded after")
     await page.get_by_label("Kind").select_option("EXECUTED")
-    await expect(entries).to_have_count(1)
+    await expect(call.locator("summary")).to_contain_text("started")
     assert "kind=EXECUTED" in page.url
-    await page.get_by_label("Kind").select_option("RETURNED")
-    await expect(page.get_by_role("link", name=re.compile("^calculate succeeded after"))).to_be_visible()
-    await page.get_by_role("button", name="Verify the chain").click()
+    await page.get_by_role("button", name="Check for tampering").click()
     await expect(page.get_by_role("status")).to_contain_text("entries are intact")
     await page.get_by_role("link", name="Tools").click()
-    await page.get_by_role("link", name="calculate", exact=True).click()
-    await expect(page.get_by_role("region", name="Statistics").get_by_role("row")).to_have_count(2)
-    await expect(page.get_by_role("columnheader", name="Edited")).to_be_visible()
-    await expect(page.get_by_role("button", name="Edit tool")).to_have_count(0)
+    await page.get_by_role("tab", name="Destructive").click()
+    await expect(page.get_by_role("row", name=re.compile("delete_file"))).to_be_visible()
+    await expect(page.get_by_role("row", name=re.compile("calculate"))).to_have_count(0)
+    await page.goto(at(page, "/tools/calculate"))
+    await expect(page.get_by_role("region", name="Arguments").get_by_role("row")).to_have_count(2)
+    await expect(page.get_by_role("term").filter(has_text="Calls")).to_be_visible()
+
+
+async def test_document_is_uploaded_read_and_deleted(open_page: NewPage) -> None:
+    page = await open_page("/documents", user="librarian")
+    files = [{"name": f"{name}.md", "mimeType": "text/markdown", "buffer": b"# Plan\nBuy milk."} for name in ("a", "b")]
+    await page.get_by_label("Upload files").set_input_files(files)  # type: ignore[arg-type]
+    row = page.get_by_role("row", name=re.compile("Plan Buy milk"))
+    await expect(row).to_have_count(2)
+    await page.get_by_label("Search").fill("a.md")
+    await page.keyboard.press("Enter")
+    await expect(row).to_have_count(1)
+    await row.get_by_role("link").click()
+    await expect(page.locator(".document")).to_have_text("# Plan\nBuy milk.")
+    await sure(page, "Delete")
+    await expect(page.get_by_role("link", name="b.md")).to_be_visible()
+    await expect(page.get_by_role("link", name="a.md")).to_have_count(0)
 
 
 async def test_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
@@ -193,10 +213,11 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
     await expect(unread).to_be_visible()
     await page.get_by_role("button", name="Mark all as read").click()
     await expect(unread).to_have_count(0)
-    await reported.click()
     await expect(page.get_by_role("button", name="Mark as read", exact=True)).to_have_count(0)
-    await page.get_by_role("button", name="Mute conversation").click()
-    await expect(page.get_by_role("status")).to_contain_text("muted")
+    await page.get_by_role("button", name="Mute").first.click()
+    await expect(page.get_by_role("status")).to_contain_text("Muted")
+    await reported.click()
+    await page.wait_for_url("**/runs/*")
     await page.get_by_role("link", name="Settings").click()
     await page.get_by_role("button", name="Unmute").click()
     await expect(page.get_by_role("button", name="Unmute")).to_have_count(0)
@@ -228,6 +249,12 @@ async def test_limits_of_the_store_are_shown_and_lowered(open_page: NewPage) -> 
     await expect(row).to_contain_text("40")
     await expect(page.get_by_role("region", name="Changes")).to_contain_text("rounds_max: not set → 40")
     await barrier_free(page, "the settings of the store")
+    row = page.get_by_role("row", name=re.compile("Triggers"))
+    await row.get_by_role("button", name="Switch off").click()
+    await page.get_by_role("button", name="Yes, switch off").click()
+    await expect(row).to_contain_text("off")
+    await row.get_by_role("button", name="Switch on").click()
+    await expect(row).to_contain_text("on")
 
 
 async def test_event_of_a_trigger_is_sent_from_the_console(open_page: NewPage, suite: Suite) -> None:

@@ -64,11 +64,9 @@ const HERE = { start: { line: 1, column: 1 }, end: { line: 1, column: 1 } };
 
 /** A list or table whose items or rows are parsed as they arrive. */
 interface Series {
-  /** The first lines of a table, which each batch needs. */
-  head: string;
+  head: string; // The first lines of a table, which each batch needs.
   node: List | Table | undefined;
-  /** End of the complete items in the text. */
-  at: number;
+  at: number; // End of the complete items in the text.
 }
 
 /** Parses a growing text. Finished blocks are parsed once, and keep their nodes. */

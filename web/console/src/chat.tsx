@@ -41,8 +41,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
 /** How a conversation starts its runs if it is part of another page. */
 export interface Embedding {
   agent: string;
-  /** Starts a run with `request` and the name of an agent. */
-  start: (run: (agent: string) => Promise<RunJson>) => Promise<RunJson>;
+  start: (run: (agent: string) => Promise<RunJson>) => Promise<RunJson>; // Starts a run with `request` and the name of an agent.
   onOpen: (conversationId: string) => void;
 }
 

@@ -15,3 +15,8 @@ export function CopyButton({ text, name = "Copy", shown = "Copy" }: { text: stri
   };
   return <button type="button" class="plain small" aria-label={done || name} onClick={copy}><span aria-live="polite">{done || shown}</span></button>;
 }
+
+/** A line of text or a command, with a button that copies it. */
+export function Copied({ text, name }: { text: string; name: string }): VNode {
+  return <div class="copied"><code tabIndex={0}>{text}</code><CopyButton text={text} name={name} /></div>;
+}

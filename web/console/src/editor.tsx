@@ -4,6 +4,7 @@ import { PawlError } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { Dialog } from "./design/parts";
 import { FieldView, type FieldSpec, meant } from "./fields";
 import { pack, parse, unpack } from "./json";
 import { keep, kept, path } from "./state";
@@ -16,18 +17,11 @@ export interface Editing<T> {
   value: (item: T) => unknown;
   save: (value: any, item: T) => Promise<unknown>;
   fields?: FieldSpec[] | ((item: T) => FieldSpec[] | undefined);
-  /** Its button is the main one of the page. */
-  main?: true;
-  /** The name of the button that sends it, by default Save. */
-  submit?: string;
-  /** The value is any JSON, not a message of the contract. */
-  plain?: true;
-  /** The value has a secret, so it does not survive a reload. */
-  unkept?: true;
-  /** Reads texts that are not JSON, such as YAML. */
-  parse?: (text: string) => unknown;
-  /** What stands beside the editor, such as faults, or a place to try the value. */
-  beside?: (value: Record<string, unknown> | undefined) => VNode;
+  dialog?: (item: T) => string; // Its button is the main one of the page, and it opens as a dialog with this title, which does not survive a reload.
+  submit?: string; // The name of the button that sends it, by default Save.
+  plain?: true; // The value is any JSON, not a message of the contract.
+  parse?: (text: string) => unknown; // Reads texts that are not JSON, such as YAML.
+  beside?: (value: Record<string, unknown> | undefined, text: string) => VNode; // What stands beside the editor, such as faults, or a place to try the value.
 }
 
 interface Refusal {
@@ -44,21 +38,27 @@ function read(text: string, parsed: (text: string) => unknown = parse): Record<s
   }
 }
 
-/** Returns the button that opens an editor, and the open editor. */
-export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: () => void): { button: VNode | null; form: VNode | null } {
+/** The button that opens an editor, and the open editor. Without a dialog, it takes the place of the page's content. */
+export interface Editor {
+  button: VNode | null;
+  form: VNode | null;
+  isOpen: boolean;
+  open: (value?: unknown) => void; // Opens it, if it creates an item with this value.
+}
+
+export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: () => void): Editor {
   const where = `${path.value} ${editing?.name}`;
   // Until it is edited, the text is the draft that an earlier visit left.
   const [own, show] = useState<{ text: string | undefined }>();
   const [message, setMessage] = useState("");
   const text = own ? own.text : kept(where) || undefined;
-  if (!editing) return { button: null, form: null };
+  if (!editing) return { button: null, form: null, isOpen: false, open: () => {} };
   const setText = (to?: string): void => {
-    keep(where, editing.unkept ? "" : (to ?? ""));
+    keep(where, editing.dialog ? "" : (to ?? ""));
     show({ text: to });
   };
-  const open = (): void => {
+  const open = (value: unknown = editing.value(item)): void => {
     setMessage("");
-    const value = editing.value(item);
     setText(typeof value === "string" ? value : JSON.stringify(editing.plain ? value : unpack(value), null, 2));
   };
   const save = async (value: unknown): Promise<void> => {
@@ -67,13 +67,11 @@ export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: 
     setMessage(typeof answer === "string" ? answer : "Saved.");
     onSaved();
   };
-  if (text !== undefined) return { button: null, form: <Open editing={editing} fields={typeof editing.fields === "function" ? editing.fields(item) : editing.fields} text={text} onText={setText} onSave={save} /> };
-  return {
-    button: (
-      <button class={item === undefined || editing.main ? "" : "second"} onClick={open}>{editing.name}</button>
-    ),
-    form: message ? <p class="panel message" role="status">{message}</p> : null,
-  };
+  const title = editing.dialog?.(item);
+  const button = <button class={item === undefined || title ? "" : "second"} onClick={() => open()}>{editing.name}</button>;
+  if (text === undefined) return { button, form: message ? <p class="panel message" role="status">{message}</p> : null, isOpen: false, open };
+  const form = <Open editing={editing} fields={typeof editing.fields === "function" ? editing.fields(item) : editing.fields} text={text} onText={setText} onSave={save} />;
+  return title ? { button, form: <Dialog title={title} onClose={() => setText()}>{form}</Dialog>, isOpen: false, open } : { button: null, form, isOpen: true, open };
 }
 
 function Open<T>({ editing, fields, text, onText, onSave }: { editing: Editing<T>; fields: FieldSpec[] | undefined; text: string; onText: (text?: string) => void; onSave: (value: unknown) => Promise<void> }): VNode {
@@ -106,25 +104,17 @@ function Open<T>({ editing, fields, text, onText, onSave }: { editing: Editing<T
   const known = meant(fields ?? [], fault?.field ?? "", value ?? {});
   const id = `fault-${editing.name.replaceAll(" ", "-")}`;
   const edited = (
-    <form ref={form} class="panel definition" aria-label={editing.name} noValidate onSubmit={(event) => (event.preventDefault(), void save())}>
-      <div class="row">
-        <h2>{editing.name}</h2>
-        <span class="space" />
-        {fields && (
-          <button type="button" class="second small" aria-pressed={isRaw} disabled={!value} onClick={() => setRaw(!isRaw)}>
-            {isRaw ? "Edit as a form" : "Edit as JSON"}
-          </button>
-        )}
-      </div>
+    <form ref={form} class={`definition ${editing.dialog ? "" : "panel"}`} aria-label={editing.name} noValidate onSubmit={(event) => (event.preventDefault(), void save())}>
       {isRaw || !value || !fields ? (
-        <div class="field">
-          <label for={`${id}-json`}>{editing.name} ({editing.parse ? "JSON or YAML" : "JSON"})</label>
+        <div class={editing.parse ? "field numbered" : "field"}>
+          {editing.parse && <pre aria-hidden="true">{text.split("\n").map((_, line) => `${line + 1}\n`)}</pre>}
           <textarea
-            id={`${id}-json`}
+            aria-label={`${editing.name} (${editing.parse ? "JSON or YAML" : "JSON"})`}
             data-json
             class="code"
             spellcheck={false}
-            rows={Math.min(editing.beside ? 32 : 24, text.split("\n").length + 1)}
+            wrap={editing.parse && "off"}
+            rows={Math.min(editing.parse ? Infinity : 24, text.split("\n").length + 1)}
             value={text}
             aria-invalid={!!fault}
             aria-describedby={fault ? id : undefined}
@@ -143,8 +133,10 @@ function Open<T>({ editing, fields, text, onText, onSave }: { editing: Editing<T
       <p class="buttons">
         <button disabled={busy}>{editing.submit ?? "Save"}</button>
         <button type="button" class="second" onClick={() => onText(undefined)}>Cancel</button>
+        <span class="space" />
+        {fields && !editing.dialog && <button type="button" class="plain small" aria-pressed={isRaw} disabled={!value} onClick={() => setRaw(!isRaw)}>{isRaw ? "Edit as a form" : "Edit as JSON"}</button>}
       </p>
     </form>
   );
-  return editing.beside ? <div class="sided">{edited}<aside aria-label="Preview">{editing.beside(value)}</aside></div> : edited;
+  return editing.beside ? <div class="sided">{edited}<aside aria-label="Preview">{editing.beside(value, text)}</aside></div> : edited;
 }

@@ -10,10 +10,10 @@ import { time } from "./format";
 import { counts, flat, Graph, took, tries } from "./flow";
 import { edgesOf } from "./graph";
 import { parse } from "./json";
-import { Badge, Head, Missing, Skeleton, toneOf } from "./design/parts";
+import { Badge, Fact, Head, Missing, Skeleton, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { paced, useRead } from "./resource";
-import { Fact, State, tokens, Why } from "./runs";
+import { State, tokens, Why } from "./runs";
 import { attempt, clock, forPeople, go, isAbsent, lasted, may, pawl, query, word } from "./state";
 import { visible } from "./visible";
 

@@ -15,21 +15,17 @@ export interface FieldSpec {
   hint?: string;
   /**
    * A text line by default. `lines` is a list with one entry per line, `pairs` a map with one "name: value" per line. The
-   * options of `values` are JSON.
+   * options of `values` are JSON. `choice` is a group of exclusive options.
    */
-  kind?: "text" | "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "values" | "suggest" | "moment" | "own";
-  /** Keeps values that are false or empty, instead of removing them. */
-  keeps?: true;
+  kind?: "text" | "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "values" | "suggest" | "moment" | "choice" | "own";
+  blanks?: Record<string, Values>; // With these, a choice is between members of the message at the path: the initial members for each option.
+  keeps?: true; // Keeps values that are false or empty, instead of removing them.
   options?: readonly Option[];
-  /** Options that are read when the form opens. */
-  load?: () => Promise<Option[]>;
-  /** Draws a field of its own kind. */
-  view?: (props: { value: Values; onValue: (value: Values) => void; id: string }) => VNode;
+  load?: () => Promise<Option[]>; // Options that are read when the form opens.
+  view?: (props: { value: Values; onValue: (value: Values) => void; id: string }) => VNode; // Draws a field of its own kind.
   when?: (value: Values) => boolean;
-  /** Has half of the width. */
-  half?: true;
-  /** Is under "More options". */
-  more?: true;
+  half?: true; // Has half of the width.
+  more?: true; // Is under "More options".
   placeholder?: string;
 }
 
@@ -89,11 +85,11 @@ function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Pro
       <Fault text={message} id={`${id}-fault`} />
     </>
   );
-  if (kind === "own")
+  if (kind === "own" || kind === "choice")
     return (
       <div class="field" role="group" aria-labelledby={`${id}-label`}>
         <span id={`${id}-label`} class="label">{label}</span>
-        {view?.({ value, onValue, id })}
+        {kind === "own" ? view?.({ value, onValue, id }) : <Chosen field={field} value={value} onValue={onValue} />}
         {below}
       </div>
     );
@@ -112,6 +108,18 @@ function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Pro
       {below}
     </div>
   );
+}
+
+function Chosen({ field: { at, label, options = [], blanks }, value, onValue }: { field: FieldSpec } & Omit<Props, "all">): VNode {
+  const within: Values = (at ? get(value, at) : value) ?? {};
+  const now = blanks ? (options.find(([name]) => name in within) ?? options[0])?.[0] : get(value, at);
+  const choose = (to: string): void => {
+    if (!blanks) return onValue(set(value, at, to));
+    const members = Object.values(blanks).flatMap(Object.keys);
+    const next = { ...Object.fromEntries(Object.entries(within).filter(([name]) => !members.includes(name))), ...blanks[to] };
+    onValue(at ? set(value, at, next) : next);
+  };
+  return <Choice name={label} value={now ?? ""} onValue={choose} all={options} />;
 }
 
 interface EntryProps {

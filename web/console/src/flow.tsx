@@ -4,11 +4,14 @@ import type { NodeExecutionJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
+import { Icon, type IconName } from "./design/icons";
 import { BRANCH, type Box, type Edge, type Layout, layOut, WIDTH } from "./graph";
 import { clock, lasted, word } from "./state";
 
-/** A wide graph shrinks until its texts would be too small, then scrolls. */
+/** A wide graph shrinks until its texts would be too small, then scrolls. In a narrow box, it goes down. */
 const SCALE_MIN = 0.75;
+const NARROW = 640;
+const ICONS: Record<string, IconName> = { tool: "tools", agent: "agents", human: "chat", condition: "help", map: "runs", parallel: "menu", output: "check", wait: "background", workflow: "workflows" };
 const SKETCH = { scale: 0.12, width: 176, height: 36 };
 
 /** A node with the branches below it. */
@@ -16,9 +19,9 @@ export function flat(node: NodeExecutionJson): NodeExecutionJson[] {
   return [node, ...(node.nodes ?? []).flatMap(flat)];
 }
 
-function useLayout(nodes: NodeExecutionJson[], edges: Edge[]): Layout {
+function useLayout(nodes: NodeExecutionJson[], edges: Edge[], isDown = false): Layout {
   const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
-  return useMemo(() => layOut(sizes, edges), [JSON.stringify(sizes), JSON.stringify(edges)]);
+  return useMemo(() => layOut(sizes, edges, isDown), [JSON.stringify(sizes), JSON.stringify(edges), isDown]);
 }
 
 interface Props {
@@ -29,17 +32,18 @@ interface Props {
 }
 
 export function Graph({ nodes, edges, ...choice }: Props): VNode {
-  const { width, height, boxes, lines } = useLayout(nodes, edges);
   const box = useRef<HTMLDivElement>(null);
-  const [scale, setScale] = useState(1);
+  const [room, setRoom] = useState(0);
+  const isDown = room > 0 && room < NARROW && edges.length > 0;
+  const { width, height, boxes, lines } = useLayout(nodes, edges, isDown);
+  const scale = room ? Math.max(SCALE_MIN, Math.min(1, (room - 8) / width)) : 1;
   useEffect(() => {
-    const fit = (): void => setScale(Math.max(SCALE_MIN, Math.min(1, ((box.current?.clientWidth ?? width) - 8) / width)));
-    const watched = new ResizeObserver(fit);
+    const watched = new ResizeObserver(() => setRoom(box.current?.clientWidth ?? 0));
     if (box.current) watched.observe(box.current);
     return () => watched.disconnect();
-  }, [width]);
+  }, []);
   return (
-    <div ref={box} class="graph" tabIndex={0} role="region" aria-label="Nodes">
+    <div ref={box} class={`graph ${isDown ? "down" : ""}`} tabIndex={0} role="region" aria-label="Nodes">
       <div style={{ width: `${width}px`, height: `${height}px`, zoom: scale }}>
         <svg width={width} height={height} aria-hidden="true">
           <defs>
@@ -70,7 +74,7 @@ function NodeBox({ node, box, chosen, onChoose }: { node: NodeExecutionJson; box
       data-state={word(each.state)}
       style={each === node ? {} : { height: `${BRANCH}px` }}
     >
-      <strong>{each === node ? each.path : each.path?.slice((node.path?.length ?? 0) + 1)}</strong>
+      <strong>{each === node && <Icon name={ICONS[/^\w+/.exec(each.kind ?? "")?.[0] ?? ""] ?? "more"} />}{each === node ? each.path : each.path?.slice((node.path?.length ?? 0) + 1)}</strong>
       {each.state && <span class={`quiet state ${each.state}`}>{word(each.state)}</span>}
       {(each === node || !each.state) && <small class="quiet">{[each.kind, took(each), tries(each), counts(each), each.reused && "reused"].filter(Boolean).join(" · ")}</small>}
     </Part>

@@ -10,8 +10,8 @@ import { visible } from "./visible";
 export const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
 export const sentence = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
 export const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
-/** A time in a time zone, with its day of the week and the zone. */
-export const day = (at: string, timeZone = "UTC"): string => `${new Date(at).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone })} ${timeZone}`;
+/** A time in a time zone, with its day of the week. */
+export const day = (at: string, timeZone: string): string => new Date(at).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
 export const cut = (text: string | undefined): string => visible(text ?? "").slice(0, 300);
 /** Markdown without its marks and without IDs of runs, on one line. */
 export const plain = (text: string): string => text.replace(/ ?\(?\brun[_ ][0-9a-f]{32}\)?/g, "").replace(/[*_`#|]{1,6}|^\s*[-+] |\[[ x]\] |\|?[-: |]{5,}/gm, " ").replace(/\s+/g, " ").trim();

@@ -23,16 +23,23 @@ export interface Layout {
   lines: { path: string; x: number; y: number; label: string }[];
 }
 
+/** The position of a node, or of a line that passes a level: its level, and its start and size across. */
+interface Slot {
+  level: number;
+  start: number;
+  size: number;
+}
+
 export const WIDTH = 212;
 const HEIGHT = 60;
 /** Height of a branch in the box of its parallel node. */
 export const BRANCH = 36;
-const GAP = { x: 76, y: 16 };
-/** A line past a column takes this height there. */
+const GAP = { right: 76, down: 44, across: 16 };
+/** A line past a level takes this room there. */
 const PASS = 20;
 const PASSES_MAX = 2000;
-/** Nodes in a column, if there are no edges: the items of a map. */
-const COLUMN = 10;
+/** Nodes in a level, if there are no edges: the items of a map. */
+const LEVEL = 10;
 
 export function edgesOf(edges: WorkflowEdgeJson[]): Edge[] {
   return edges.map(({ source = "", target = "", kind = "" }) => ({ from: source, to: target, label: LABELS[kind] ?? "" }));
@@ -54,73 +61,85 @@ export function graphOf(mermaid = ""): { nodes: NodeExecutionJson[]; edges: Edge
   return { nodes, edges };
 }
 
-/** Computes the layout of nodes, given in topological order with the number of their branches. */
-export function layOut(nodes: { path: string; branches: number }[], edges: Edge[]): Layout {
-  const columns = levels(nodes, edges);
-  const boxes: Record<string, Box> = {};
-  for (const { path, branches } of nodes) boxes[path] = { x: (columns[path] ?? 0) * (WIDTH + GAP.x), y: 0, height: HEIGHT + branches * BRANCH };
-  // The boxes that a line connects. In the columns that it passes, it has a box of its own.
-  const chains = edges.map(({ from, to }) => [from, to]);
-  const before: Record<string, string[]> = {};
+/** Computes the layout of nodes, given in topological order with the number of their branches: to the right or down. */
+export function layOut(nodes: { path: string; branches: number }[], edges: Edge[], isDown = false): Layout {
+  const levels = levelsOf(nodes, edges);
+  const heights = Object.fromEntries(nodes.map(({ path, branches }) => [path, HEIGHT + branches * BRANCH]));
+  const slots: Record<string, Slot> = {};
   const rows: string[][] = [];
-  for (const { path } of nodes) (rows[columns[path] ?? 0] ??= []).push(path);
+  for (const { path } of nodes) {
+    const level = levels[path] ?? 0;
+    slots[path] = { level, start: 0, size: isDown ? WIDTH : heights[path]! };
+    (rows[level] ??= []).push(path);
+  }
+  // The slots that a line connects. In the levels that it passes, it has a slot of its own.
+  const before: Record<string, string[]> = {};
   let passes = 0;
-  edges.forEach(({ from, to }, index) => {
+  const chains = edges.map(({ from, to }, index) => {
     const chain = [from];
-    for (let column = columns[from]! + 1; column < columns[to]! && passes < PASSES_MAX; column++) {
+    for (let level = levels[from]! + 1; level < levels[to]! && passes < PASSES_MAX; level++) {
       const pass = `${index} ${passes++}`;
-      boxes[pass] = { x: column * (WIDTH + GAP.x), y: 0, height: PASS };
-      rows[column]!.push(pass);
+      slots[pass] = { level, start: 0, size: PASS };
+      rows[level]!.push(pass);
       chain.push(pass);
     }
-    chains[index] = [...chain, to];
-    chain.forEach((each, at) => (before[chains[index]![at + 1]!] ??= []).push(each));
+    chain.push(to);
+    chain.slice(1).forEach((each, at) => (before[each] ??= []).push(chain[at]!));
+    return chain;
   });
-  const height = stack(rows, boxes, before);
+  const across = stack(rows, slots, before);
+  const gap = isDown ? GAP.down : GAP.right;
+  const thick = rows.map((row) => (isDown ? Math.max(...row.map((each) => heights[each] ?? 0)) : WIDTH));
+  const starts = thick.map((_, level) => thick.slice(0, level).reduce((sum, each) => sum + each + gap, 0));
+  const along = starts.at(-1)! + thick.at(-1)!;
+  const at = (far: number, side: number): string => (isDown ? `${side} ${far}` : `${far} ${side}`);
+  const line = (chain: string[], label: string): Layout["lines"][number] => {
+    const ends = chain.map((each) => {
+      const { level, start, size } = slots[each]!;
+      return { from: starts[level]!, to: starts[level]! + (isDown && heights[each] ? heights[each] : thick[level]!), middle: start + size / 2 };
+    });
+    const bends = ends.slice(1).map(({ from, to, middle }, index) => {
+      const last = ends[index]!;
+      return `C ${at(last.to + gap / 2, last.middle)}, ${at(from - gap / 2, middle)}, ${at(from, middle)}${index < ends.length - 2 ? ` L ${at(to, middle)}` : ""}`;
+    });
+    const [first, last] = [ends[0]!, ends.at(-1)!];
+    const [far, side] = [last.from - 10, last.middle + (isDown ? 8 : -6)];
+    return { path: `M ${at(first.to, first.middle)} ${bends.join(" ")}`, label, ...(isDown ? { x: side, y: far } : { x: far, y: side }) };
+  };
   return {
-    width: rows.length * (WIDTH + GAP.x) - GAP.x,
-    height,
-    boxes: Object.fromEntries(nodes.map(({ path }) => [path, boxes[path]!])),
-    lines: edges.map(({ label }, index) => line(chains[index]!.map((each) => boxes[each]!), label)),
+    ...(isDown ? { width: across, height: along } : { width: along, height: across }),
+    boxes: Object.fromEntries(nodes.map(({ path }) => {
+      const { level, start } = slots[path]!;
+      return [path, { ...(isDown ? { x: start, y: starts[level]! } : { x: starts[level]!, y: start }), height: heights[path]! }];
+    })),
+    lines: edges.map(({ label }, index) => line(chains[index]!, label)),
   };
 }
 
-/** Returns the column of each node: one after the last node before it. */
-function levels(nodes: { path: string }[], edges: Edge[]): Record<string, number> {
-  if (!edges.length) return Object.fromEntries(nodes.map(({ path }, index) => [path, nodes.length > COLUMN ? Math.floor(index / COLUMN) : 0]));
+/** Returns the level of each node: one after the last node before it. */
+function levelsOf(nodes: { path: string }[], edges: Edge[]): Record<string, number> {
+  if (!edges.length) return Object.fromEntries(nodes.map(({ path }, index) => [path, nodes.length > LEVEL ? Math.floor(index / LEVEL) : 0]));
   const found: Record<string, number> = {};
   for (const { path } of nodes) found[path] = Math.max(0, ...edges.filter(({ to }) => to === path).map(({ from }) => (found[from] ?? 0) + 1));
   return found;
 }
 
-/** Sets the vertical positions, near the boxes before; returns the height of the graph. */
-function stack(rows: string[][], boxes: Record<string, Box>, before: Record<string, string[]>): number {
-  const middle = (name: string): number => boxes[name]!.y + boxes[name]!.height / 2;
+/** Sets the positions across, near the slots before; returns their extent. */
+function stack(rows: string[][], slots: Record<string, Slot>, before: Record<string, string[]>): number {
+  const middle = (name: string): number => slots[name]!.start + slots[name]!.size / 2;
   const wanted = (name: string): number => {
     const sources = before[name] ?? [];
     return sources.reduce((sum, source) => sum + middle(source), 0) / Math.max(1, sources.length);
   };
-  let height = 0;
+  let extent = 0;
   for (const row of rows) {
     let free = 0;
     for (const [name, at] of row.map((name) => [name, wanted(name)] as const).sort(([, one], [, other]) => one - other)) {
-      const box = boxes[name]!;
-      box.y = Math.round(Math.max(free, at - box.height / 2));
-      free = box.y + box.height + GAP.y;
-      height = Math.max(height, free - GAP.y);
+      const slot = slots[name]!;
+      slot.start = Math.round(Math.max(free, at - slot.size / 2));
+      free = slot.start + slot.size + GAP.across;
+      extent = Math.max(extent, free - GAP.across);
     }
   }
-  return height;
-}
-
-function line(chain: Box[], label: string): Layout["lines"][number] {
-  const middle = ({ y, height }: Box): number => y + height / 2;
-  const bends = chain.slice(1).map((box, index) => {
-    const from = chain[index]!;
-    const [start, middleX] = [from.x + WIDTH, GAP.x / 2];
-    const passed = index < chain.length - 2 ? ` H ${box.x + WIDTH}` : "";
-    return `C ${start + middleX} ${middle(from)}, ${box.x - middleX} ${middle(box)}, ${box.x} ${middle(box)}${passed}`;
-  });
-  const [first, last] = [chain[0]!, chain.at(-1)!];
-  return { path: `M ${first.x + WIDTH} ${middle(first)} ${bends.join(" ")}`, x: last.x - 10, y: middle(last) - 6, label };
+  return extent;
 }

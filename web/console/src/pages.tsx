@@ -1,6 +1,6 @@
 /** Definitions of the other list pages: tools, jobs, runs in need, channels and documents. */
 
-import { type BackgroundJobJson, type CallJson, type ChannelDeliveryJson, type ChannelJson, type DocumentJson, requestId, type ToolFiguresJson, type ToolJson } from "@pawl/client";
+import { type BackgroundJobJson, type CallJson, type ChannelDeliveryJson, type ChannelJson, type DocumentJson, requestId, type ToolJson } from "@pawl/client";
 import type { VNode } from "preact";
 
 import { inPairs, nameOf } from "./about";
@@ -12,88 +12,115 @@ import { schedules } from "./editing/schedules";
 import { sources } from "./editing/sources";
 import { secret, triggers } from "./editing/triggers";
 import { CallCard, jobState } from "./cards";
-import { Badge, toneOf } from "./design/parts";
-import { type Column, Table } from "./design/table";
+import { Badge, Fact, Skeleton, toneOf } from "./design/parts";
+import { Table } from "./design/table";
 import { Checks, type FieldSpec, type Values } from "./fields";
 import type { Schema } from "./form";
-import { cut, runLink, short, span, time } from "./format";
+import { cut, plain, runLink, sentence, short, span, time } from "./format";
 import { goals } from "./goals";
 import { unpack } from "./json";
-import { KINDS } from "./kinds";
+import KINDS from "./kinds.json";
 import { attention } from "./operate/attention";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
-import { Below, paged, type Resource } from "./resource";
-import { Fact, runs, State } from "./runs";
-import { argumentsOf, entriesOf, objectOf, resultLine, title } from "./sentence";
-import { ago, lasted, pawl, titleOf, word } from "./state";
+import { Below, paged, type Resource, useRead } from "./resource";
+import { runs, State } from "./runs";
+import { argumentsOf, entriesOf, iconOf, objectOf, resultLine, title } from "./sentence";
+import { ago, attempt, lasted, may, pawl, titleOf, word } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
 
-const figures: Column<ToolFiguresJson>[] = [
-  { name: "Calls", num: true, of: (each) => each.executionCount ?? 0 },
-  { name: "Errors", num: true, of: (each) => each.errorCount ?? 0 },
-  { name: "Cached", num: true, priority: 3, of: (each) => each.cachedCount ?? 0 },
-  { name: "p50", num: true, priority: 2, of: (each) => each.executionCount && lasted(Number(each.p50Seconds ?? 0)) },
-  { name: "p95", num: true, priority: 2, of: (each) => each.executionCount && lasted(Number(each.p95Seconds ?? 0)) },
-  { name: "Approvals asked", num: true, priority: 3, of: (each) => each.approvalAskedCount ?? 0 },
-  { name: "Approved", num: true, of: (each) => each.approvedCount ?? 0 },
-  { name: "Edited", num: true, of: (each) => each.editedCount ?? 0 },
-  { name: "Rejected", num: true, of: (each) => each.rejectedCount ?? 0 },
-];
-
-const EFFECTS: Record<string, string> = {
-  EFFECT_CLASS_READ_ONLY: "reads only",
-  EFFECT_CLASS_IDEMPOTENT: "can be repeated",
-  EFFECT_CLASS_RECONCILABLE: "can be checked",
-  EFFECT_CLASS_AT_MOST_ONCE: "at most once",
+const EFFECTS: Record<string, [name: string, hint: string]> = {
+  EFFECT_CLASS_READ_ONLY: ["Reads only", "It changes nothing."],
+  EFFECT_CLASS_IDEMPOTENT: ["Can be repeated", "A repeated call has no further effect. Pawl retries it after a crash."],
+  EFFECT_CLASS_RECONCILABLE: ["Can be checked", "After a crash, Pawl checks whether the call took effect."],
+  EFFECT_CLASS_AT_MOST_ONCE: ["At most once", "Pawl never repeats a call. After a crash, a person says whether it took effect."],
+};
+const CARES: [string, string][] = [["", "All"], ["SENSITIVE", "Asks first"], ["DESTRUCTIVE", "Destructive"], ["SAFE", "Safe"]];
+const sourceOf = ({ source = "" }: ToolJson): string => source.replace(/^module:(.*\.)?/, "").replaceAll("_", " ").replace("builtin", "built in");
+const listTools = async (pageToken = ""): Promise<{ items: ToolJson[]; next?: string | undefined }> => {
+  const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
+  return { items: page.tools ?? [], next: page.nextPageToken };
 };
 
 const tools: Resource<ToolJson> = {
   path: "tools",
-  lead: "Tools are the actions available to agents. Sensitive and destructive tools require approval.",
-  empty: "No tools. Workers and sources provide tools.",
-  list: async (pageToken, { words = "" }) => {
-    const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
-    const fits = ({ definition }: ToolJson): boolean => `${definition?.name} ${definition?.description}`.toLowerCase().includes(words.toLowerCase());
-    return { items: (page.tools ?? []).filter(fits), next: page.nextPageToken };
+  lead: "Tools are the actions available to agents. Those that ask first or destroy need an approval for each call, unless a rule says otherwise.",
+  empty: "No matching tools. Workers and sources provide tools.",
+  list: async (pageToken, { words = "", care = "" }) => {
+    const { items, next } = await listTools(pageToken);
+    const fits = ({ definition }: ToolJson): boolean => `${definition?.name} ${definition?.description}`.toLowerCase().includes(words.toLowerCase()) && (definition?.category ?? "").endsWith(care);
+    return { items: items.filter(fits), next };
   },
-  filters: [{ name: "words", label: "Name or description" }],
+  tabs: {
+    name: "care",
+    all: CARES,
+    counts: async () => {
+      const { items } = await listTools();
+      return Object.fromEntries(CARES.map(([care]) => [care, String(items.filter(({ definition }) => definition?.category?.endsWith(care)).length)]));
+    },
+  },
+  filters: [{ name: "words", label: "Search" }],
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
+  about: ({ definition }) => definition?.description,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
-    { name: "Approval", size: 120, of: ({ definition }) => <Care category={definition?.category} /> },
-    { name: "Effect", size: 130, priority: 3, of: ({ definition }) => EFFECTS[definition?.effectClass ?? ""] },
-    { name: "Source", size: 150, priority: 2, of: ({ source }) => source },
-    { name: "Version", size: 80, priority: 3, of: ({ version }) => version && `v${version}` },
+    { name: "Name", icon: ({ definition }) => iconOf(definition?.name), of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
+    { name: "Approval", size: 120, priority: 1, of: ({ definition }) => <Care category={definition?.category} /> },
+    { name: "Effect", size: 150, priority: 2, of: ({ definition: { effectClass = "" } = {} }) => <span title={EFFECTS[effectClass]?.[1]}>{EFFECTS[effectClass]?.[0]}</span> },
+    { name: "Source", size: 130, priority: 1, num: true, of: sourceOf },
+    { name: "Version", detailed: true, of: ({ version }) => version && `v${version}` },
   ],
-  edit: {
-    name: "Edit tool",
-    method: "tool.v1.ToolService/RegisterTool",
-    // Tools of workers and sources are defined there.
-    when: ({ source }) => source === "store",
-    value: ({ definition }) => definition,
-    save: async (definition) => void (await pawl.tools.registerTool({ definition, replace: true })),
-  },
   actions: [{ ...removal<ToolJson>("Remove", "tool.v1.ToolService/UnregisterTool", ({ definition }) => pawl.tools.unregisterTool({ name: definition?.name ?? "" })), when: ({ source }) => source === "store" }],
   below: ({ definition }) => (
     <>
-    <p class="lead">{visible(definition?.description ?? "")}</p>
-    <Arguments of={definition} />
-    <Below<ToolFiguresJson>
-      name="Statistics"
-      method="tool.v1.AuditService/GetToolAnalytics"
-      load={async () => (await pawl.audit.getToolAnalytics({ toolName: definition?.name ?? "" })).tools}
-      columns={figures}
-    />
+      <p class="quiet">{EFFECTS[definition?.effectClass ?? ""]?.[1]}</p>
+      <Arguments of={definition} />
+      <Calls tool={definition?.name ?? ""} />
     </>
   ),
 };
 
+/** How a tool was used: its agents, calls and approvals. */
+function Calls({ tool }: { tool: string }): VNode | null {
+  const [found] = useRead(async () => {
+    const [figures, { agents: all = [] }] = await Promise.all([may("tool.v1.AuditService/GetToolAnalytics") ? pawl.audit.getToolAnalytics({ toolName: tool }) : undefined, pawl.agents.listAgents({ pageSize: 200 })]);
+    return { figures: figures?.tools?.[0] ?? {}, users: all.filter(({ toolNames }) => toolNames?.includes(tool)) };
+  });
+  if (!found) return null;
+  const { figures: each, users } = found;
+  const shown: Record<string, unknown> = {
+    Calls: <a href={`/audit?tool=${encodeURIComponent(tool)}`}>{each.executionCount ?? 0}</a>,
+    Failed: each.errorCount,
+    "From the cache": each.cachedCount,
+    "Median duration": each.executionCount && lasted(Number(each.p50Seconds ?? 0)),
+    "95% within": each.executionCount && lasted(Number(each.p95Seconds ?? 0)),
+    "Approvals asked": each.approvalAskedCount && <a href="/inbox">{each.approvalAskedCount}</a>,
+    Approved: each.approvedCount,
+    Edited: each.editedCount,
+    Rejected: each.rejectedCount,
+  };
+  return (
+    <>
+      <h2>Use</h2>
+      <dl class="facts inline">{Object.entries(shown).map(([name, value]) => <Fact key={name} name={name} value={value} />)}</dl>
+      <div class="chips">
+        <span class="quiet">Used by</span>
+        {users.map(({ definition: { name = "" } = {} }) => <a key={name} class="chip" href={`/agents/${name}`}>{name}</a>)}
+        <span class="quiet">{users.length ? "" : "agents without a list of tools"}</span>
+      </div>
+    </>
+  );
+}
+
+const typeOf = ({ type, items, anyOf, enum: values }: Schema = {}): string =>
+  values ? `one of ${values.join(", ")}` : anyOf ? anyOf.map(typeOf).filter((each) => each !== "null").join(" or ") : type === "array" ? `list of ${items?.type ?? "value"}s` : { string: "text", boolean: "yes or no" }[String(type)] ?? String(type ?? "any");
+
+/** The arguments of a tool, those that are required first. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
   const schema = unpack({ argumentsSchemaJson: definition?.argumentsSchemaJson }).argumentsSchemaJson as Schema | undefined;
-  const names = Object.keys(schema?.properties ?? {});
+  const required = schema?.required ?? [];
+  const names = [...new Set([...required, ...Object.keys(schema?.properties ?? {})])];
   if (!names.length) return null;
   return (
     <>
@@ -102,9 +129,8 @@ function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | 
         name="Arguments"
         items={names}
         columns={[
-          { name: "Name", size: 190, of: (name) => <><code>{visible(name)}</code>{schema?.required?.includes(name) && <span class="quiet"> required</span>}</> },
-          { name: "Type", size: 110, of: (name) => String(schema?.properties?.[name]?.type ?? "") },
-          { name: "Description", priority: 2, of: (name) => cut(schema?.properties?.[name]?.description) },
+          { name: "Name", of: (name) => <><code>{visible(name)}</code>{required.includes(name) && <span class="quiet"> required</span>}</>, under: (name) => <span class="whole">{cut(schema?.properties?.[name]?.description)}</span> },
+          { name: "Type", size: 240, priority: 1, of: (name) => typeOf(schema?.properties?.[name]) },
         ]}
       />
     </>
@@ -168,7 +194,7 @@ const jobs: Resource<BackgroundJobJson> = {
 /** In a change, the kinds are a message of their own. */
 function KindPicker({ value: { kinds, ...rest }, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
   const isList = Array.isArray(kinds);
-  return <Checks all={KINDS} chosen={isList ? kinds : kinds?.kinds} onChosen={(chosen) => onValue({ ...rest, kinds: isList ? chosen : { kinds: chosen } })} />;
+  return <Checks all={Object.entries(KINDS)} chosen={isList ? kinds : kinds?.kinds} onChosen={(chosen) => onValue({ ...rest, kinds: isList ? chosen : { kinds: chosen } })} />;
 }
 
 const CHANNEL: FieldSpec[] = [
@@ -182,39 +208,48 @@ const CHANNEL: FieldSpec[] = [
 // Codes are not resent; a new one is sent instead.
 const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type }) => type !== "channel.code", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
 
+const deliveryState = ({ state }: ChannelDeliveryJson): VNode => <Badge tone={state?.endsWith("DEAD") ? "bad" : toneOf(state)}>{short(state, "CHANNEL_DELIVERY_STATE_").replace("dead", "given up").replace("waiting", "will be retried")}</Badge>;
+
+function LastDelivery({ channelId }: { channelId: string }): VNode | null {
+  const [found] = useRead(() => pawl.channels.listDeliveries({ channelId }));
+  const [last] = found?.deliveries ?? [];
+  if (!last) return found ? <span class="quiet">none</span> : null;
+  return <>{deliveryState(last)} <small class="quiet">{time(last.tryTime ?? last.createTime)}</small></>;
+}
+
 const channels: Resource<ChannelJson> = {
   path: "channels",
   lead: "A channel sends your notifications to an address: a webhook or an e-mail address.",
   declared: ({ name }) => ["channel", name ?? ""],
   empty: "No channels. Create one to receive notifications by webhook or e-mail.",
   list: async () => ({ items: (await pawl.channels.listChannels({})).channels ?? [] }),
-  id: ({ channelId }) => channelId ?? "",
+  id: ({ channelId }) => channelId ?? "", title: ({ name, url = "" }) => name || url,
+  firsts: [
+    ["Webhook", "Each notification is sent to a URL with a signature.", { name: "", url: "https://", kinds: [], enabled: true }],
+    ["E-mail", "Notifications arrive in your mailbox, after you confirm the address.", { name: "", url: "mailto:", kinds: [], enabled: true }],
+  ],
   get: async (channelId) => (await pawl.channels.getChannel({ channelId })).channel,
   columns: [
-    { name: "Name", of: ({ name, channelId }) => name || channelId },
-    { name: "Address", of: ({ url }) => cut(url) },
-    { name: "State", size: 150, of: ({ enabled, disableReason }) => (enabled ? <Badge tone="ok">on</Badge> : <Badge>off {visible(disableReason ?? "")}</Badge>) },
-    { name: "Kinds", priority: 3, of: ({ kinds }) => cut(kinds?.map((kind) => short(kind, "NOTIFICATION_KIND_")).join(", ") || "all") },
-    { name: "Failing since", size: 120, priority: 2, of: ({ failingSinceTime }) => time(failingSinceTime) },
+    { name: "Name", icon: ({ url }) => (url?.startsWith("mailto:") ? "mail" : "channels"), of: ({ name, channelId }) => name || channelId, under: ({ url }) => cut(url) },
+    { name: "Address", detailed: true, of: ({ url }) => cut(url) },
+    { name: "Sends", priority: 2, of: ({ kinds = [] }) => cut(kinds.map((kind) => sentence(short(kind, "NOTIFICATION_KIND_"))).join(", ") || "All kinds") },
+    { name: "State", size: 130, priority: 1, of: ({ enabled, failingSinceTime }) => <Badge tone={!enabled ? "grey" : failingSinceTime ? "bad" : "ok"}>{!enabled ? "off" : failingSinceTime ? "failing" : "on"}</Badge> },
+    { name: "Failing since", detailed: true, of: ({ failingSinceTime }) => time(failingSinceTime) },
+    { name: "Switched off", detailed: true, of: ({ enabled, disableReason }) => !enabled && cut(disableReason) },
+    { name: "Last delivery", size: 200, priority: 1, listed: true, of: ({ channelId = "" }) => <LastDelivery channelId={channelId} /> },
   ],
   make: {
-    name: "New channel",
-    method: "notify.v1.ChannelService/CreateChannel",
-    value: () => ({ name: "", url: "https://", kinds: [], enabled: true }),
-    fields: CHANNEL,
+    name: "New channel", method: "notify.v1.ChannelService/CreateChannel", value: () => ({ name: "", url: "https://", kinds: [], enabled: true }), fields: CHANNEL,
     save: async (channel) => secret((await pawl.channels.createChannel({ requestId: requestId(), channel })).secret),
   },
   edit: {
-    name: "Edit channel",
-    method: "notify.v1.ChannelService/UpdateChannel",
-    value: ({ name, url, kinds = [], enabled = false, afterSeconds = 0 }) => ({ name, url, kinds: { kinds }, enabled, afterSeconds }),
-    fields: CHANNEL,
+    name: "Edit channel", method: "notify.v1.ChannelService/UpdateChannel",
+    value: ({ name, url, kinds = [], enabled = false, afterSeconds = 0 }) => ({ name, url, kinds: { kinds }, enabled, afterSeconds }), fields: CHANNEL,
     save: async (change, { channelId = "" }) => void (await pawl.channels.updateChannel({ ...change, channelId })),
   },
   actions: [
     {
-      name: "Test",
-      method: "notify.v1.ChannelService/TestChannel",
+      name: "Test", method: "notify.v1.ChannelService/TestChannel",
       run: async ({ channelId = "" }) => {
         const { delivery } = await pawl.channels.testChannel({ channelId });
         return `Test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
@@ -229,46 +264,76 @@ const channels: Resource<ChannelJson> = {
       method="notify.v1.ChannelService/ListDeliveries"
       load={async () => (await pawl.channels.listDeliveries({ channelId })).deliveries}
       columns={[
-        { name: "Type", of: ({ type }) => type },
-        { name: "State", size: 120, of: ({ state }) => short(state, "CHANNEL_DELIVERY_STATE_") },
+        { name: "Notification", of: ({ type = "" }) => sentence(type.replace(/[._]/g, " ")), under: ({ lastError }) => lastError && <span class="fault">{cut(lastError)}</span> },
+        { name: "State", size: 150, priority: 1, of: deliveryState },
         { name: "Tries", size: 70, num: true, priority: 2, of: ({ tries }) => tries ?? 0 },
-        { name: "Last try", size: 110, priority: 2, of: ({ tryTime }) => time(tryTime) },
-        { name: "Status", size: 80, priority: 3, of: ({ status }) => status || "" },
-        { name: "Error", priority: 3, of: ({ lastError }) => cut(lastError) },
+        { name: "Status", size: 80, num: true, priority: 3, of: ({ status }) => status || "" },
+        { name: "Last try", size: 110, priority: 2, num: true, of: ({ tryTime }) => time(tryTime) },
       ]}
       act={(delivery, again) => <Actions item={delivery} onDone={again} all={[RESEND]} />}
     />
   ),
 };
 
+const PUT = "tool.v1.DocumentService/PutDocument";
+const isOfStore = ({ owner }: DocumentJson): boolean => owner === "DOCUMENT_OWNER_STORE";
+const keyOf = ({ name = "", owner }: DocumentJson): string => `${short(owner, "DOCUMENT_OWNER_")}:${name}`;
+const sizeOf = ({ textBytes }: DocumentJson): string => `${Math.ceil(Number(textBytes ?? 0) / 1024).toLocaleString()} KB`;
+
+function readDocument(key: string): ReturnType<typeof pawl.documents.getDocument> {
+  const [owner = "", ...name] = key.split(":");
+  return pawl.documents.getDocument({ name: name.join(":"), owner: owner === "store" ? "DOCUMENT_OWNER_STORE" : "DOCUMENT_OWNER_USER" });
+}
+
+/** The first words of a document. */
+function Start({ of: document }: { of: DocumentJson }): VNode | null {
+  const [found] = useRead(() => readDocument(keyOf(document)), [document.textSha256]);
+  return found ? <>{plain(cut(found.text))}</> : null;
+}
+
+function Text({ of: document }: { of: DocumentJson }): VNode {
+  const [found] = useRead(() => readDocument(keyOf(document)), [document.textSha256]);
+  return found ? <p class="panel prose document" tabIndex={0}>{visible(found.text ?? "")}</p> : <Skeleton />;
+}
+
+/** Uploads text files as documents with their names. */
+function Upload({ onDone }: { onDone: () => void }): VNode | null {
+  const put = (files: FileList | null): void =>
+    void attempt(async () => {
+      for (const file of files ?? []) await pawl.documents.putDocument({ name: file.name, text: await file.text() });
+      onDone();
+    });
+  return may(PUT) ? <label class="button second">Upload files <input type="file" class="unseen" multiple accept="text/*,.md,.json,.csv" onChange={(event) => put(event.currentTarget.files)} /></label> : null;
+}
+
 const documents: Resource<DocumentJson> = {
   path: "documents",
-  lead: "Texts that agents can search.",
-  empty: "No documents. Add one with pawl documents add.",
-  list: paged("documents", (page) => pawl.documents.listDocuments(page)),
-  id: ({ name, owner }) => `${short(owner, "DOCUMENT_OWNER_")}:${name ?? ""}`,
+  lead: "Texts that agents can list, read and search.",
+  empty: "No matching documents. Upload text files, or write one.",
+  list: async (pageToken, { words = "" }) => {
+    const { documents: all = [], nextPageToken } = await pawl.documents.listDocuments({ pageSize: 100, pageToken });
+    return { items: all.filter(({ name = "" }) => name.toLowerCase().includes(words.toLowerCase())), next: nextPageToken };
+  },
+  filters: [{ name: "words", label: "Search" }],
+  id: keyOf, title: ({ name = "" }) => name,
+  above: (reload) => <Upload onDone={reload} />,
   columns: [
-    { name: "Name", of: ({ name }) => name, under: ({ owner }) => owner === "DOCUMENT_OWNER_STORE" && "Of the store, for all its users" },
-    { name: "Size", size: 110, num: true, of: ({ textBytes }) => `${Math.ceil(Number(textBytes ?? 0) / 1024).toLocaleString()} KB` },
-    { name: "Changed", size: 120, priority: 2, of: ({ updateTime }) => time(updateTime) },
+    { name: "Name", icon: () => "documents", of: ({ name }) => name, under: (each) => <Start of={each} /> },
+    { name: "For", size: 110, priority: 1, of: (each) => (isOfStore(each) ? "Everyone" : <span class="quiet">You</span>) },
+    { name: "Size", size: 90, num: true, priority: 2, of: sizeOf },
+    { name: "Changed", size: 120, priority: 1, num: true, of: ({ updateTime }) => time(updateTime) },
   ],
+  make: {
+    name: "New document", method: PUT, plain: true, value: () => ({ name: "", text: "", owner: "DOCUMENT_OWNER_USER" }),
+    fields: [
+      { at: "name", label: "Name", half: true, placeholder: "refund-policy.md", hint: "An existing document with this name is replaced." },
+      { at: "owner", label: "Who can read it", kind: "select", half: true, options: [["DOCUMENT_OWNER_USER", "Only you and your agents"], ["DOCUMENT_OWNER_STORE", "Everyone in the store (needs the role admin)"]] },
+      { at: "text", label: "Text", kind: "area", hint: "Markdown or plain text." },
+    ],
+    save: async (document) => void (await pawl.documents.putDocument(document)),
+  },
   actions: [removal("Delete", "tool.v1.DocumentService/DeleteDocument", ({ name = "", owner }) => pawl.documents.deleteDocument({ name, ...(owner ? { owner } : {}) }))],
+  below: (document) => <Text of={document} />,
 };
 
-export const RESOURCES: readonly Resource<any>[] = [
-  runs,
-  jobs,
-  goals,
-  workflows,
-  attention,
-  agents,
-  tools,
-  rules,
-  schedules,
-  triggers,
-  audit,
-  notifications,
-  channels,
-  sources,
-  documents,
-];
+export const RESOURCES: readonly Resource<any>[] = [runs, jobs, goals, workflows, attention, agents, tools, rules, schedules, triggers, audit, notifications, channels, sources, documents];

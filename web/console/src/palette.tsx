@@ -66,10 +66,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
   useEffect(() => {
     let isStale = false;
     const timer = setTimeout(() => conversations(words.trim()).then((found) => isStale || setTalks(found), () => {}), words ? PAUSE_MS : 0);
-    return () => {
-      isStale = true;
-      clearTimeout(timer);
-    };
+    return () => void ((isStale = true), clearTimeout(timer));
   }, [words]);
   useEffect(() => list.current?.children[at]?.scrollIntoView({ block: "nearest" }), [at]);
   const parts = words.toLowerCase().split(/\s+/).filter(Boolean);
@@ -92,10 +89,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
   return (
     <Dialog title="Search or jump to" class="palette" onClose={onClose}>
       <input
-        role="combobox"
-        aria-label="Search"
-        aria-expanded="true"
-        aria-controls="hits"
+        role="combobox" aria-label="Search" aria-expanded="true" aria-controls="hits"
         aria-activedescendant={hits.length ? `hit-${at}` : undefined}
         autocomplete="off"
         placeholder="Find a page, conversation, run or agent"

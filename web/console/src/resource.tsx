@@ -6,7 +6,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions, RowActions } from "./actions";
 import { Json } from "./cards";
-import { Empty, Head, Skeleton, Tabs } from "./design/parts";
+import { Empty, Fact, Head, Skeleton, Tabs } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { type Editing, useEditor } from "./editor";
 import { type Option, Options } from "./fields";
@@ -21,10 +21,9 @@ export interface Filter {
   name: string;
   label: string;
   options?: readonly string[];
-  /** Shown only while it is set, by a link. */
-  linked?: true;
-  load?: () => Promise<Option[]>;
-  labels?: Record<string, string>;
+  linked?: true; // Shown only while it is set, by a link.
+  load?: () => Promise<Option[]>; // Options that are read when the list opens.
+  labels?: Record<string, string>; // Texts of the options.
   date?: true;
   on?: true;
 }
@@ -36,35 +35,31 @@ export interface Page<T> {
 
 export interface Resource<T> {
   path: ListPath;
-  /** The purpose of the page, in one sentence. */
-  lead?: string;
+  lead?: string; // The purpose of the page, in one sentence.
   empty: string;
   list: (pageToken: string, filters: Record<string, string>) => Promise<Page<T>>;
   id: (item: T) => string;
   get?: (id: string) => Promise<T | undefined>;
   columns: Column<T>[];
   filters?: Filter[];
-  /** A filter with few values, as tabs. */
-  tabs?: { name: string; all: (readonly [value: string, label: string])[]; counts?: () => Promise<Record<string, string>> };
+  tabs?: { name: string; all: (readonly [value: string, label: string])[]; counts?: () => Promise<Record<string, string>> }; // A filter with few values, as tabs.
   actions?: Action<T>[];
-  all?: Action<undefined>[];
+  all?: Action<undefined>[]; // Actions on the whole list.
   edit?: Editing<T>;
-  /** A form that starts something with the item. */
-  start?: Editing<T>;
+  start?: Editing<T>; // A form that starts something with the item.
   make?: Editing<undefined>;
-  /** The kind and name of an item in files of `pawl apply`. Items that a set of files owns are read-only. */
-  declared?: (item: T) => [string, string];
-  above?: () => VNode | null;
+  declared?: (item: T) => [string, string]; // The kind and name of an item in files of `pawl apply`. Items that a set of files owns are read-only.
+  above?: (reload: () => void) => VNode | null; // Stands beside the title of the list.
+  after?: () => VNode; // Stands below the list.
+  firsts?: [name: string, hint: string, value: unknown][]; // Ways to start in an empty list: name, explanation, and the value that the form opens with.
+  about?: (item: T) => string | undefined; // The purpose of an item, below its title.
   below?: (item: T) => ComponentChildren;
-  /** Lists items as sentences instead of a table, under headings with the days of `at`. */
-  entry?: (item: T, reload: () => void) => VNode;
+  entry?: (item: T, reload: () => void) => VNode; // Lists items as sentences instead of a table, under headings with the days of `at`.
   at?: (item: T) => string | undefined;
   card?: (item: T, reload: () => void) => VNode;
-  live?: true;
-  /** Heading of an item instead of its ID and first column. */
-  title?: (item: T) => string;
-  /** Calls `again` after each change of an item, which is then read again instead of polled. Returns a function that stops. */
-  watch?: (id: string, again: () => void) => () => void;
+  live?: true; // Polls the first page.
+  title?: (item: T) => string; // Heading of an item instead of its ID and first column.
+  watch?: (id: string, again: () => void) => () => void; // Calls `again` after each change of an item, which is then read again instead of polled. Returns a function that stops.
 }
 
 type Found<K extends string, T> = { [name in K]?: T[] } & { nextPageToken?: string };
@@ -151,11 +146,12 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
   const buttons: Column<T> = { name: "Actions", size: 150, num: true, priority: 1, of: (item) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
   const to = (item: T): string => `/${of.path}/${encodeURIComponent(of.id(item))}`;
   const { name } = MENU[of.path];
-  const { button, form } = useEditor(of.make && may(of.make.method) ? of.make : undefined, undefined, () => load());
+  const { button, form, isOpen, open } = useEditor(of.make && may(of.make.method) ? of.make : undefined, undefined, () => load());
+  if (isOpen) return <section class="page"><Head title={of.make?.name} crumbs={[[`/${of.path}`, name]]} />{form}</section>;
   return (
     <section class="page">
       <Head title={name}>
-        {of.above?.()}
+        {of.above?.(load)}
         {of.all && <Actions all={of.all} item={undefined} onDone={() => load()} />}
         {button}
       </Head>
@@ -166,7 +162,12 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
         {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
       </div>
       {!items && <Skeleton />}
-      {items?.length === 0 && <Empty icon={of.path}><p>{of.empty}</p></Empty>}
+      {items?.length === 0 && (
+        <Empty icon={of.path}>
+          <p>{of.empty}</p>
+          {button && of.firsts && <div class="firsts">{of.firsts.map(([first, hint, value]) => <button key={first} class="second" onClick={() => open(value)}><strong>{first}</strong><small>{hint}</small></button>)}</div>}
+        </Empty>
+      )}
       {of.entry &&
         days(items ?? [], of.at).map(([day, some]) => (
           <section key={day} aria-label={day}>
@@ -177,6 +178,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
       {of.card && items?.map((item) => of.card!(item, load))}
       {!!items?.length && !of.entry && !of.card && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
       {next && <p class="buttons more"><button class="second" onClick={() => (setLong(true), load(next))}>Show more</button></p>}
+      {items && of.after?.()}
     </section>
   );
 }
@@ -237,8 +239,9 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
   }, [id, isGone]);
   const title = visible(item && of.title ? of.title(item) : id);
   const isEditable = !!item && !set && !!of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true);
-  const { button, form } = useEditor<T>(isEditable ? of.edit : undefined, item as T, () => void load());
-  const start = useEditor<T>(item && of.start && may(of.start.method) && (of.start.when?.(item) ?? true) ? { ...of.start, main: true } : undefined, item as T, () => void load());
+  const { button, form, isOpen } = useEditor<T>(isEditable ? of.edit : undefined, item as T, () => void load());
+  const start = useEditor<T>(item && of.start && may(of.start.method) && (of.start.when?.(item) ?? true) ? of.start : undefined, item as T, () => void load());
+  if (isOpen) return <section class="page"><Head title={of.edit?.name} crumbs={[[`/${of.path}`, MENU[of.path].name], [location.pathname, title]]} />{form}</section>;
   return (
     <section class="page">
       <Head title={title} crumbs={[[`/${of.path}`, MENU[of.path].name]]}>
@@ -252,15 +255,11 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
         <>
           {start.form}
           {form}
-          <dl class="facts">
+          {of.about?.(item) && <p class="lead">{visible(of.about(item)!)}</p>}
+          <dl class="facts inline">
             {of.columns.slice(1).filter(({ listed }) => !listed).map(({ name, of: show }) => {
               const shown = show(item);
-              return shown === undefined || shown === "" || shown === null ? null : (
-                <div key={name}>
-                  <dt>{name}</dt>
-                  <dd>{typeof shown === "string" ? visible(shown) : shown}</dd>
-                </div>
-              );
+              return shown === undefined || shown === "" || shown === null ? null : <Fact key={name} name={name} value={typeof shown === "string" ? visible(shown) : shown} />;
             })}
           </dl>
           {set && <p class="quiet">Read-only: it belongs to the set {set}. Change its files and run pawl apply.</p>}
@@ -292,20 +291,21 @@ async function search<T>(of: Resource<T>, id: string): Promise<T | undefined> {
 }
 
 /** A table below an item, loaded when the item is shown. `act` adds a column of buttons and gets a function to reload. */
-export function Below<T>({ name, method, load, columns, act }: {
+export function Below<T>({ name, method, load, columns, act, to }: {
   name: string;
   method: string;
   load: () => Promise<T[] | undefined>;
   columns: Column<T>[];
   act?: (item: T, reload: () => void) => ComponentChildren;
+  to?: (item: T) => string;
 }): VNode | null {
   const [items, reload] = useRead(async () => (may(method) ? ((await load()) ?? []) : undefined));
   if (!items) return null;
-  const all = act ? [...columns, { name: "Actions", of: (item: T) => act(item, reload) }] : columns;
+  const all = act ? [...columns, { name: "Actions", size: 150, num: true as const, priority: 1 as const, of: (item: T) => act(item, reload) }] : columns;
   return (
     <>
       <h2>{name}</h2>
-      {items.length ? <Table name={name} columns={all} items={items} /> : <p class="quiet">Nothing yet.</p>}
+      {items.length ? <Table name={name} columns={all} items={items} {...(to ? { to } : {})} /> : <p class="quiet">Nothing yet.</p>}
     </>
   );
 }
@@ -319,6 +319,7 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
         const value = values[name] ?? "";
         if (on)
           return <label key={name} class="row"><input type="checkbox" checked={!!value} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}</label>;
+        if (!options && !date && !load) return <Words key={name} label={label} value={value} onValue={(to) => set(name, to)} />;
         return (
           <label key={name}>
             {label}
@@ -329,7 +330,6 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
             )}
             {date && <input type="date" value={value} onChange={(event) => set(name, event.currentTarget.value)} />}
             {load && <Loaded load={load} value={value} onValue={(to) => set(name, to)} />}
-            {!options && !date && !load && <Words value={value} onValue={(to) => set(name, to)} />}
           </label>
         );
       })}
@@ -361,12 +361,12 @@ const FOLDED_FROM = 1;
 const NARROW = "(max-width: 720px)";
 
 /** A text filter, applied when the field loses focus. Reading the list again does not change typed text. */
-function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {
+function Words({ label, value, onValue }: { label: string; value: string; onValue: (value: string) => void }): VNode {
   const [text, setText] = useState(value);
   const [applied, setApplied] = useState(value);
   if (applied !== value) {
     setApplied(value);
     setText(value);
   }
-  return <input data-first value={text} onInput={(event) => setText(event.currentTarget.value)} onChange={(event) => onValue(event.currentTarget.value.trim())} />;
+  return <input type="search" data-first aria-label={label} placeholder={label} value={text} onInput={(event) => setText(event.currentTarget.value)} onChange={(event) => onValue(event.currentTarget.value.trim())} />;
 }

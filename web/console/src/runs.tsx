@@ -6,9 +6,10 @@ import type { ComponentChildren, VNode } from "preact";
 import { aboutOf, inPairs, messageOf } from "./about";
 import type { IconName } from "./design/icons";
 import { Badge, toneOf } from "./design/parts";
+import type { Column } from "./design/table";
 import { agentOptions, workflowOptions } from "./editing/options";
 import { cut, plain, time, tokenCount } from "./format";
-import { paged, type Resource } from "./resource";
+import { Below, paged, type Resource, useRead } from "./resource";
 import { ago, clock, go, lasted, moment, pawl, STATES, word } from "./state";
 import { visible } from "./visible";
 
@@ -115,16 +116,6 @@ function came({ failure, waiting, outputText = "", reports = 0, conversationId }
   return reports > 1 ? <><a href={`/runs?conversation=${conversationId}`}>{reports} reports</a> · {said}</> : said;
 }
 
-export function Fact({ name, value }: { name: string; value: unknown }): VNode | null {
-  if (!value) return null;
-  return (
-    <div>
-      <dt>{name}</dt>
-      <dd>{value as VNode}</dd>
-    </div>
-  );
-}
-
 /** Reasons to wait that end at the deadline, when the run continues. */
 const CONTINUES = /_(TIME|PROVIDER|RATE)$/;
 
@@ -166,4 +157,32 @@ export function State({ run }: { run: Pick<RunJson, "state" | "waiting"> }): VNo
 export function tokens(run: RunJson): string {
   const sum = tokenCount(run.usage);
   return sum ? sum.toLocaleString() : "";
+}
+
+/** The state of the last run of an agent or a workflow, and those before it as dots, the newest on the right. */
+export function LastRuns(of: { agent: string } | { workflow: string }): VNode | null {
+  const [found] = useRead(() => pawl.agent.listRuns({ ...of, pageSize: 6 }), [JSON.stringify(of)]);
+  const [run] = found?.runs ?? [];
+  if (!run) return found ? <span class="quiet">never ran</span> : null;
+  return (
+    <>
+      <State run={run} /> <small class="quiet">{time(run.createTime)}</small>
+      <span class="recent">
+        {[...(found?.runs ?? [])].reverse().map(({ runId, state }) => (
+          <a key={runId} href={`${"agent" in of ? "" : "/workflows"}/runs/${runId}`} aria-label={`Run ${runId?.slice(-8)}: ${word(state)}`} title={word(state)}><i class={`dot ${toneOf(state)}`} /></a>
+        ))}
+      </span>
+    </>
+  );
+}
+
+/** The latest runs of an agent or a workflow. */
+export function LatestRuns({ of, name, more = [] }: { of: { agent: string } | { workflow: string }; name: (run: RunJson) => string; more?: Column<RunJson>[] }): VNode {
+  const columns: Column<RunJson>[] = [
+    { name: "Run", of: (run) => name(run) || `Run ${run.runId?.slice(-8)}`, under: came },
+    { name: "State", size: 132, priority: 1, of: (run) => <State run={run} /> },
+    { name: "Started", size: 104, priority: 1, num: true, of: ({ createTime }) => time(createTime) },
+    ...more,
+  ];
+  return <Below<RunJson> name="Latest runs" method="agent.v1.AgentService/ListRuns" load={async () => (await pawl.agent.listRuns({ ...of, pageSize: 10 })).runs} to={({ runId }) => `${"agent" in of ? "" : "/workflows"}/runs/${runId}`} columns={columns} />;
 }

@@ -1,20 +1,19 @@
 /** Settings: display, notifications, quiet hours and muted conversations of the user, and the settings of the store. */
 
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
-import { Head, Tabs } from "./design/parts";
+import { Fact, Head, Tabs } from "./design/parts";
 import { type Editing, useEditor } from "./editor";
 import { Checks, Options, Several, type Values } from "./fields";
-import { KINDS } from "./kinds";
+import KINDS from "./kinds.json";
 import { StoreSettings } from "./operate/store";
 import { useRead } from "./resource";
-import { Fact } from "./runs";
-import { ago, attempt, go, may, pawl, query, TIMES, times, who, word } from "./state";
+import { ago, attempt, go, may, pawl, query, times, who, word } from "./state";
 
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
+const TIMES = [["relative", "Relative (5 min ago)"], ["local", "Local time"], ["UTC", "UTC"]] as const;
 const TABS = [["", "Preferences"], ["store", "Store"]] as const;
 
 export function Settings(): VNode {
@@ -23,7 +22,7 @@ export function Settings(): VNode {
   return (
     <section class={`page ${tab ? "" : "narrow"}`}>
       <Head title="Settings" />
-      <dl class="facts">
+      <dl class="facts inline">
         <Fact name="User" value={userId} />
         <Fact name="Store" value={storeId} />
         <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
@@ -36,13 +35,11 @@ export function Settings(): VNode {
 }
 
 function Preferences(): VNode {
-  const [muted, setMuted] = useState("");
   const [found, load] = useRead(async (): Promise<PreferencesJson> => (await pawl.preferences.getPreferences({})).preferences ?? {});
   const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), load()));
   const writes = may(UPDATE);
   const quiet: Editing<PreferencesJson> = {
-    name: "Edit quiet hours",
-    method: UPDATE,
+    name: "Edit quiet hours", method: UPDATE,
     value: ({ quiet: now }) => now?.hours?.length ? now : { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
     fields: [
       { at: "hours", label: "Hours", kind: "own", view: (props) => <Hours {...props} /> },
@@ -55,32 +52,28 @@ function Preferences(): VNode {
     <>
       <div class="panel">
         <h2>Display</h2>
-        <label>
+        <label class="row">
           Show times as
-          <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
-            <Options all={TIMES.map((each) => [each, each])} />
-          </select>
+          <select class="short" value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}><Options all={TIMES} /></select>
         </label>
       </div>
       {found && (
         <>
           <fieldset class="panel" disabled={!writes}>
             <h2>Notify me when</h2>
-            <Checks all={KINDS} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
+            <Checks all={Object.entries(KINDS)} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
             <p class="quiet">They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.</p>
           </fieldset>
           <div class="panel">
             <h2>Quiet hours</h2>
             {!found.quiet?.hours?.length && <p class="quiet">None. During quiet hours, channels send nothing.</p>}
-            {found.quiet?.hours?.map((hours, key) => (
-              <p key={key}>{hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>
-            ))}
+            {found.quiet?.hours?.map(({ start, end, days }) => <p key={start}>{start} to {end} {found.quiet?.timeZone} {days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>)}
             {button}
             {form}
           </div>
           <div class="panel">
-          <h2>Muted conversations</h2>
-          {!found.mutes?.length && <p class="quiet">None. Mute one on the page of a notification, or here.</p>}
+            <h2>Muted conversations</h2>
+          {!found.mutes?.length && <p class="quiet">None. Mute one in your notifications.</p>}
           {found.mutes?.map(({ conversationId = "", untilTime }) => (
             <p key={conversationId} class="row">
               <a href={`/c/${conversationId}`} class="cut">{conversationId}</a> {untilTime && `until ${ago(untilTime)}`}
@@ -88,12 +81,6 @@ function Preferences(): VNode {
               {writes && <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>Unmute</button>}
             </p>
           ))}
-          {writes && (
-            <form class="row" onSubmit={(event) => (event.preventDefault(), change(() => pawl.preferences.muteConversation({ mute: { conversationId: muted.trim() } })), setMuted(""))}>
-              <input aria-label="Conversation to mute" placeholder="conv_..." required value={muted} onInput={(event) => setMuted(event.currentTarget.value)} />
-              <button class="second">Mute</button>
-            </form>
-          )}
           </div>
         </>
       )}

@@ -266,8 +266,8 @@ export function word(state: string | undefined): string {
   return STATES[state ?? ""] ?? (state ?? "").replace(/^[A-Z]+_STATE_/, "").toLowerCase().replaceAll("_", " ");
 }
 
-export const TIMES = ["relative", "local", "UTC"] as const;
-export const times = signal<string>(localStorage.getItem("times") ?? TIMES[0]);
+/** How times are shown: relative, local or UTC. */
+export const times = signal<string>(localStorage.getItem("times") ?? "relative");
 
 /** Formats a time as set by the user: relative, local or UTC. */
 export function ago(time: string | undefined): string {

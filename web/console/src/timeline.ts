@@ -13,25 +13,20 @@ export interface Bar {
   id: string;
   name: string;
   kind: "round" | "call" | "wait" | "retry" | "takeover";
-  /** Milliseconds since the epoch. Without an end it is still open. */
-  start: number;
+  start: number; // Milliseconds since the epoch. Without an end it is still open.
   end?: number;
-  /** State or outcome, and the number of attempts. */
-  note: string;
-  /** True for a call that failed or whose outcome is unknown. */
-  bad?: boolean;
-  parts?: Part[];
-  /** Bars of calls and waits are below the bar of their round. */
-  depth: 0 | 1;
+  note: string; // State or outcome, and the number of attempts.
+  bad?: boolean; // True for a call that failed or whose outcome is unknown.
+  parts?: Part[]; // Parts of a call.
+  depth: 0 | 1; // Bars of calls and waits are below the bar of their round.
   childRunId?: string;
 }
 
 export interface Timeline {
   bars: Bar[];
   attempt: string;
-  wait: string;
-  /** True if the run has rounds. Calls are then below the bar of their round. */
-  hasRounds: boolean;
+  wait: string; // The open wait.
+  hasRounds: boolean; // True if the run has rounds. Calls are then below the bar of their round.
   byId?: Map<string, Bar>;
 }
 

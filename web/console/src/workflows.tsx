@@ -1,11 +1,12 @@
 /** The pages of workflows: their list, the editor, and a workflow with its graph, versions and runs. */
 
-import { encode, requestId, type RunJson, type WorkflowFaultJson, type WorkflowVersionJson } from "@pawl/client";
+import { encode, requestId, type WorkflowFaultJson, type WorkflowVersionJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { aboutOf } from "./about";
 import { removal } from "./actions";
-import { Badge, Skeleton, toneOf } from "./design/parts";
+import { Badge, Skeleton } from "./design/parts";
 import type { Editing } from "./editor";
 import { Graph, Sketch } from "./flow";
 import { blank, fieldsOf, type Schema } from "./form";
@@ -13,35 +14,13 @@ import { cut, time } from "./format";
 import { graphOf } from "./graph";
 import { parse, unpack } from "./json";
 import { Below, paged, type Resource, useRead } from "./resource";
-import { duration, State } from "./runs";
-import { go, may, pawl, word } from "./state";
+import { duration, LastRuns, LatestRuns } from "./runs";
+import { go, pawl } from "./state";
+import TEMPLATE from "./template.yaml?raw";
 import { visible } from "./visible";
 
 const SAVE = "agent.v1.WorkflowService/SaveWorkflow";
 const PAUSE_MS = 400;
-const RECENT = 6;
-const TEMPLATE = `name: hello
-description: Works something out, and asks a person before it ends.
-input:
-  type: object
-  properties:
-    expression: {type: string, title: Expression}
-  required: [expression]
-nodes:
-  sum:
-    kind: tool
-    tool: calculate
-    arguments: {expression: "\${input.expression}"}
-  check:
-    kind: human
-    question: Is this right?
-    options: ["yes", "no"]
-    after: [sum]
-  answer:
-    kind: output
-    value: "\${nodes.sum.output}"
-    after: [check]
-`;
 
 let yaml: typeof import("./yaml") | undefined;
 const loadYaml = async (): Promise<void> => void (yaml ??= await import("./yaml"));
@@ -62,44 +41,71 @@ function written(definition: unknown): unknown {
 }
 
 const editing = {
-  method: SAVE,
-  plain: true,
+  method: SAVE, plain: true,
   parse: read,
-  beside: (value) => <Faults definition={value} />,
+  beside: (value, text) => <Check definition={value} text={text} />,
   save: async (definition) => {
     const { workflow, created } = await pawl.workflows.saveWorkflow({ definitionJson: encode(definition) });
     return created ? `Saved ${workflow?.name}, version ${workflow?.version}.` : `Version ${workflow?.version} is the same.`;
   },
 } satisfies Partial<Editing<unknown>>;
 
-/** The faults of a definition while it is written. */
-function Faults({ definition }: { definition: unknown }): VNode {
-  const text = definition === undefined ? "" : JSON.stringify(definition);
+/** Returns the line of a fault's path, such as nodes.sum.tool, or of the nearest part above it. */
+function lineOf(text: string, path: string): number | undefined {
+  if (!yaml) return undefined;
+  const lines = new yaml.LineCounter();
+  const read = yaml.parseDocument(text, { lineCounter: lines });
+  for (const parts = path.split(/[.[\]]+/).filter(Boolean); parts.length; parts.pop()) {
+    const found = read.getIn(parts.map((part) => (/^\d+$/.test(part) ? Number(part) : part)), true) as { range?: [number, number, number] } | undefined;
+    if (found?.range) return lines.linePos(found.range[0]).line;
+  }
+  return undefined;
+}
+
+/** Selects a line of the editor. */
+function select(line: number): void {
+  const area = document.querySelector<HTMLTextAreaElement>("textarea[data-json]");
+  const lines = area?.value.split("\n") ?? [];
+  const start = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
+  area?.focus();
+  area?.setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
+}
+
+/** The faults of a definition while it is written, and the graph of its last valid version. */
+function Check({ definition, text }: { definition: unknown; text: string }): VNode {
+  const json = definition === undefined ? "" : JSON.stringify(definition);
   const [faults, setFaults] = useState<WorkflowFaultJson[]>();
+  const [graph, setGraph] = useState<ReturnType<typeof graphOf>>();
   useEffect(() => {
-    if (!text) return setFaults([{ message: "This is neither JSON nor YAML with a mapping." }]);
+    if (!json) return setFaults([{ message: "This is neither JSON nor YAML with a mapping." }]);
     let isStale = false;
     const check = (): unknown =>
       pawl.workflows.saveWorkflow({ definitionJson: encode(definition), validateOnly: true }).then(
-        (found) => isStale || setFaults(found.faults ?? []),
+        (found) => isStale || (setFaults(found.faults ?? []), found.mermaid && setGraph(graphOf(found.mermaid))),
         (error: Error) => isStale || setFaults([{ message: error.message }]),
       );
     const timer = setTimeout(check, PAUSE_MS);
     return () => void ((isStale = true), clearTimeout(timer));
-  }, [text]);
+  }, [json]);
   return (
-    <div class="panel" role="status">
-      <h2>{!faults ? "Checking ..." : faults.length ? `${faults.length} ${faults.length > 1 ? "problems" : "problem"}` : <Badge tone="ok">Valid</Badge>}</h2>
-      {faults?.length === 0 && <p class="quiet">All tools, agents and expressions exist and fit together.</p>}
+    <div class="panel">
+      <div class="row" role="status">
+        {!faults ? "Checking ..." : faults.length ? <Badge tone="bad">{faults.length} {faults.length > 1 ? "problems" : "problem"}</Badge> : <Badge tone="ok">Valid</Badge>}
+        <small class="quiet">{faults?.length === 0 ? "All tools, agents and expressions exist." : faults && graph && "The graph shows the last valid version."}</small>
+      </div>
       <ul class="faults">
-        {faults?.map(({ path, message, hint }, key) => (
-          <li key={key}>
-            {path && <code>{visible(path)}</code>}
-            <p>{visible(message ?? "")}</p>
-            {hint && <p class="quiet">{visible(hint)}</p>}
-          </li>
-        ))}
+        {faults?.map(({ path = "", message, hint }, key) => {
+          const line = lineOf(text, path);
+          return (
+            <li key={key}>
+              {path && <code>{visible(path)}</code>} {line && <button type="button" class="plain small" onClick={() => select(line)}>Line {line}</button>}
+              <p>{visible(message ?? "")}</p>
+              {hint && <p class="quiet">{visible(hint)}</p>}
+            </li>
+          );
+        })}
       </ul>
+      {graph && <Graph {...graph} />}
     </div>
   );
 }
@@ -112,10 +118,11 @@ export const workflows: Resource<WorkflowVersionJson> = {
   list: paged("workflows", async (page) => (await loadYaml(), pawl.workflows.listWorkflows(page))),
   id: ({ name }) => name ?? "",
   get: async (name) => (await loadYaml(), (await pawl.workflows.getWorkflow({ name })).workflow),
+  about: ({ description }) => description,
   columns: [
-    { name: "Name", of: ({ name }) => name, under: ({ description }) => cut(description) },
+    { name: "Name", icon: () => "workflows", of: ({ name }) => name, under: ({ description }) => cut(description) },
     { name: "Steps", size: 200, priority: 2, listed: true, of: (each) => <Shape name={each.name ?? ""} version={each.version ?? 0} /> },
-    { name: "Last runs", size: 190, listed: true, of: ({ name = "" }) => <Last name={name} /> },
+    { name: "Last runs", size: 190, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
     { name: "Version", size: 80, priority: 3, of: ({ version }) => `v${version}` },
     { name: "Nodes", detailed: true, of: ({ nodeCount }) => nodeCount },
     { name: "Saved", size: 110, priority: 3, of: ({ createTime }) => time(createTime) },
@@ -125,12 +132,8 @@ export const workflows: Resource<WorkflowVersionJson> = {
   make: { ...editing, name: "New workflow", value: () => TEMPLATE },
   edit: { ...editing, name: "Edit workflow", value: ({ definitionJson }) => written(unpack({ definitionJson }).definitionJson) },
   start: {
-    name: "Start",
-    submit: "Start run",
-    method: "agent.v1.WorkflowService/StartWorkflow",
-    plain: true,
-    value: (each) => blank(inputOf(each)),
-    fields: (each) => fieldsOf(inputOf(each), {}),
+    name: "Start", submit: "Start run", dialog: ({ name, version }) => `Start ${name}, version ${version}`, method: "agent.v1.WorkflowService/StartWorkflow", plain: true,
+    value: (each) => blank(inputOf(each)), fields: (each) => fieldsOf(inputOf(each), {}),
     save: async (input, { name = "", version = 0 }) => {
       const { run } = await pawl.workflows.startWorkflow({ requestId: requestId(), name, version, inputJson: encode(input) });
       go(`/workflows/runs/${run?.runId}`);
@@ -154,56 +157,28 @@ function Shape({ name, version }: { name: string; version: number }): VNode | nu
   return graph ? <Sketch {...graph} /> : null;
 }
 
-/** The state of the last run, and the runs before it as dots, the newest on the right. */
-function Last({ name }: { name: string }): VNode | null {
-  const [found] = useRead(() => pawl.agent.listRuns({ workflow: name, pageSize: RECENT }), [name]);
-  const [run] = found?.runs ?? [];
-  if (!run) return found ? <span class="quiet">never ran</span> : null;
-  return (
-    <>
-      <State run={run} /> <small class="quiet">{time(run.createTime)}</small>
-      <span class="recent">
-        {[...(found?.runs ?? [])].reverse().map(({ runId, state }) => (
-          <a key={runId} href={`/workflows/runs/${runId}`} aria-label={`Run ${runId?.slice(-8)}: ${word(state)}`} title={word(state)}><i class={`dot ${toneOf(state)}`} /></a>
-        ))}
-      </span>
-    </>
-  );
-}
-
-function Workflow({ workflow: { name = "", version = 0, description } }: { workflow: WorkflowVersionJson }): VNode {
+function Workflow({ workflow: { name = "", version = 0 } }: { workflow: WorkflowVersionJson }): VNode {
   const [shown, setShown] = useState(version);
   const graph = useGraph(name, shown);
   return (
     <>
-      {description && <p class="lead">{visible(description)}</p>}
-      <h2>Graph {shown !== version && <Badge tone="warn">version {shown}</Badge>}</h2>
+      {shown !== version && <p><Badge tone="warn">Graph of version {shown}</Badge></p>}
       {graph ? <Graph {...graph} /> : <Skeleton lines={3} />}
-      <Below<RunJson>
-        name="Latest runs"
-        method="agent.v1.AgentService/ListRuns"
-        load={async () => (await pawl.agent.listRuns({ workflow: name, pageSize: 20 })).runs}
-        columns={[
-          { name: "Run", size: 120, of: ({ runId = "" }) => <a href={`/workflows/runs/${runId}`}>{runId.slice(-8)}</a> },
-          { name: "State", size: 140, of: (run) => <State run={run} /> },
-          { name: "Version", size: 90, priority: 3, of: (run) => `v${run.workflow?.version}` },
-          { name: "Started", size: 110, of: ({ createTime }) => time(createTime) },
-          { name: "Duration", size: 100, num: true, priority: 3, of: duration },
-          { name: "Output", priority: 2, of: ({ failure, outputText, waiting }) => (failure ? <span class="fault">{cut(failure.message)}</span> : cut(outputText ?? waiting?.sentence)) },
-        ]}
+      <LatestRuns
+        of={{ workflow: name }}
+        name={(run) => aboutOf(run).replace(`${name}: `, "")}
+        more={[{ name: "Duration", size: 100, num: true, priority: 3, of: duration }, { name: "Version", size: 80, priority: 3, of: (run) => `v${run.workflow?.version}` }]}
       />
       <Below<WorkflowVersionJson>
         name="Versions"
         method="agent.v1.WorkflowService/ListWorkflowVersions"
         load={async () => (await pawl.workflows.listWorkflowVersions({ name })).workflows}
         columns={[
-          { name: "Version", size: 110, of: (each) => `v${each.version}` },
-          { name: "Description", priority: 3, of: (each) => cut(each.description) },
-          { name: "Nodes", size: 80, num: true, priority: 2, of: ({ nodeCount }) => nodeCount },
-          { name: "Saved", size: 120, of: ({ createTime }) => time(createTime) },
-          { name: "By", size: 120, priority: 2, of: ({ createUserId }) => createUserId },
+          { name: "Version", of: (each) => `v${each.version}, ${each.nodeCount} nodes`, under: (each) => cut(each.description) },
+          { name: "Saved", size: 110, priority: 2, of: ({ createTime }) => time(createTime) },
+          { name: "By", size: 110, priority: 3, of: ({ createUserId }) => createUserId },
         ]}
-        act={(each) => <button class="second small" disabled={each.version === shown} onClick={() => setShown(each.version ?? 0)}>Show its graph</button>}
+        act={(each) => <button class="second small" disabled={each.version === shown} onClick={() => setShown(each.version ?? 0)}>Show graph</button>}
       />
     </>
   );

@@ -1,3 +1,3 @@
 /** The reader and writer of YAML, in a file of its own. */
 
-export { parse, stringify } from "yaml";
+export { LineCounter, parse, parseDocument, stringify } from "yaml";

@@ -16,10 +16,17 @@ test("a node is right of all nodes before it, and a line passes the boxes betwee
   const xs = NODES.map(({ path }) => boxes[path]!.x);
   expect([...xs].sort((one, other) => one - other)).toEqual(xs);
   expect(new Set(xs).size).toBe(4);
-  expect(lines[3]!.path.match(/H/g)).toHaveLength(2);
+  expect(lines[3]!.path.match(/L/g)).toHaveLength(2);
   expect(lines.map(({ label }) => label)).toEqual(["", "then", "on error", ""]);
   expect(width).toBeGreaterThan(Math.max(...xs));
   for (const box of Object.values(boxes)) expect(box.y + box.height).toBeLessThanOrEqual(height);
+});
+
+test("in a narrow box, a node is below all nodes before it", () => {
+  const { boxes, width } = layOut(NODES, edgesOf(EDGES), true);
+  const all = NODES.map(({ path }) => boxes[path]!);
+  all.slice(1).forEach((box, index) => expect(box.y).toBeGreaterThanOrEqual(all[index]!.y + all[index]!.height));
+  for (const box of all) expect(box.x + 212).toBeLessThanOrEqual(width);
 });
 
 test("the boxes of a column do not overlap", () => {

@@ -56,8 +56,11 @@ class SaveWorkflowResponse(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    MERMAID_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
     """Whether this request created (or would create) the version."""
+    mermaid: _builtins.str
+    """The workflow's graph as a Mermaid flowchart; only with `validate_only`, and empty if there are faults."""
     @_builtins.property
     def workflow(self) -> _workflow_pb2.WorkflowVersion:
         """The resulting version; absent if there are faults."""
@@ -72,10 +75,11 @@ class SaveWorkflowResponse(_message.Message):
         workflow: _workflow_pb2.WorkflowVersion | None = ...,
         created: _builtins.bool = ...,
         faults: _abc.Iterable[_workflow_pb2.WorkflowFault] | None = ...,
+        mermaid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "faults", b"faults", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "faults", b"faults", "mermaid", b"mermaid", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,7 +41,10 @@ class WorkflowServicer:
         saved = await self._workflows.save(
             require_decider(), request.definition_json, validate_only=request.validate_only
         )
-        return pb.SaveWorkflowResponse(**saved)
+        response = pb.SaveWorkflowResponse(**saved)
+        if request.validate_only and response.HasField("workflow"):
+            response.mermaid = mermaid.flowchart(definitions.decode(response.workflow.definition_json))
+        return response
 
     async def GetWorkflow(self, request: pb.GetWorkflowRequest, context: Context) -> pb.GetWorkflowResponse:
         name = check_id(request.name, "name")

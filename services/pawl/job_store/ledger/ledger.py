@@ -14,7 +14,7 @@ from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.forks import Forks
 from pawl.job_store.ledger.group_commit import GroupCommit, Lane
-from pawl.job_store.ledger.ports import Limits, LimitsOf, Ports
+from pawl.job_store.ledger.ports import LimitsOf, Ports
 from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
 from pawl.job_store.ledger.rules.command import Cancel, Send
@@ -38,16 +38,10 @@ _log = logs.get_logger(__name__)
 
 
 class Ledger:
-    def __init__(
-        self,
-        ports: Ports,
-        group_commit: GroupCommit,
-        limits: Limits,
-        limits_of: LimitsOf | None = None,
-    ) -> None:
+    def __init__(self, ports: Ports, group_commit: GroupCommit, limits_of: LimitsOf, *, crashes_max: int) -> None:
         self.group_commit = group_commit
-        self.limits = limits
-        self.limits_of = limits_of or (lambda _: limits)
+        self.limits_of = limits_of
+        self._crashes_max = crashes_max
         self.leases = ports.leases
         self.meter = ports.meter
         self.reads = ports.reads
@@ -99,18 +93,18 @@ class Ledger:
 
         See `attention.ReportCrash`.
         """
-        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=LOST)
+        report = ReportCrash(run=run, epoch=epoch, crashes_max=self._crashes_max, lost=LOST)
         return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
 
     async def doomed(self) -> Sequence[RunKey]:
         """Return the runs whose lease has expired and whose next crash would quarantine them."""
-        return await self.attention_repository.doomed(crashes_max=self.limits.crashes_max, runs_max=_DOOMED_MAX)
+        return await self.attention_repository.doomed(crashes_max=self._crashes_max, runs_max=_DOOMED_MAX)
 
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
             count += await self._sweep(
-                part, _store_of_run, lambda keys: Quarantine(runs=keys, crashes_max=self.limits.crashes_max, lost=LOST)
+                part, _store_of_run, lambda keys: Quarantine(runs=keys, crashes_max=self._crashes_max, lost=LOST)
             )
         return count
 

@@ -49,8 +49,10 @@ ON CONFLICT (store_id, model_call_id) DO UPDATE
 SET tokens = 0, expire_time = excluded.expire_time, ended = true WHERE NOT c.ended RETURNING true
 """
 _LOCK_BUDGETS: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.model_calls'), hashtext($1))"
-_RESERVED: Final = """
-SELECT coalesce(sum(tokens), 0)::bigint AS of_store,
+# The sums exclude the new call.
+_RESERVE: Final = f"""
+WITH started AS ({_START})
+SELECT EXISTS (SELECT FROM started) AS is_new, coalesce(sum(tokens), 0)::bigint AS of_store,
     coalesce(sum(tokens) FILTER (WHERE user_id = $3), 0)::bigint AS of_user,
     coalesce(sum(tokens) FILTER (WHERE agent_name = $4), 0)::bigint AS of_agent
 FROM job_store.model_calls
@@ -179,16 +181,21 @@ class PostgresModels(DatabaseAdapter):
             Exceeded: One of the rates is used up.
             UsedUp: One of the budgets is used up or reserved.
         """
+        if ended and not rates:
+            await self._database.execute(_END, *call[:2])
+            return {}
         async with self._database.transaction() as connection:
-            of_call = call[:2] if ended else call
-            if not await connection.fetchval(_END if ended else _START, *of_call):
-                return {}
             used = dict[str, float]()
-            if budgets is not None:
+            if budgets is None:
+                is_new = await connection.fetchval(_END if ended else _START, *(call[:2] if ended else call))
+            else:
                 await connection.execute(_LOCK_BUDGETS, call.store_id)
                 # A call's tokens are counted as used before its reservation ends, so they are read in this order.
-                (reserved,) = await connection.fetch(_RESERVED, *call[:4])
-                used = _checked(await budgets(connection), reserved)
+                (reserved,) = await connection.fetch(_RESERVE, *call)
+                if is_new := reserved["is_new"]:
+                    used = _checked(await budgets(connection), reserved)
+            if not is_new:
+                return {}
             # Lock in a fixed order, so that concurrent calls do not deadlock.
             for rate in sorted(rates):
                 key = (rate.store_id, rate.name)

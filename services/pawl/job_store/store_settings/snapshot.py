@@ -17,7 +17,7 @@ from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.errors import PawlError
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import SlotLimits, StoreSlots
 from pawl.job_store.store_settings.changes import check_model_server, updated
 from pawl.job_store.store_settings.rules import (
     ALL_STORES,
@@ -79,8 +79,7 @@ class SettingsSnapshot:
         self._woken = woken
         self._lock = asyncio.Lock()
         self.all = self._combined(())
-        self.default = slots
-        self.overrides: Mapping[StoreId, SlotLimits] = {}
+        self.slots = StoreSlots(slots)
         # The size of each store that has a limit, when it was last counted.
         self.stored_bytes: Mapping[StoreId, int] = {}
 
@@ -131,9 +130,9 @@ class SettingsSnapshot:
     def _apply(self) -> None:
         self.all = self._combined(self._layers.values())
         self._limits_of.clear()
-        self.default = self._slots(ALL_STORES)
+        self.slots.default = default = self._slots(ALL_STORES)
         of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
-        self.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != self.default}
+        self.slots.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != default}
 
     async def count_stored_bytes(self) -> None:
         """Count the data of all stores that have a limit."""
@@ -175,9 +174,6 @@ class SettingsSnapshot:
                 await self.refresh()
         return settings
 
-    def of(self, store_id: StoreId) -> SlotLimits:
-        return self.overrides.get(store_id, self.default)
-
     def limits_of(self, store_id: StoreId) -> Limits:
         if (limits := self._limits_of.get(store_id)) is None:
             while len(self._limits_of) >= _STORES_KEPT_MAX:
@@ -185,7 +181,7 @@ class SettingsSnapshot:
             tokens = {kind: self.all.limit(name, store_id) for name, kind in TOKEN_LIMITS.items()}
             limits = self._limits_of[store_id] = replace(
                 self._limits,
-                slots=self.of(store_id),
+                slots=self.slots.of(store_id),
                 off=self.all.off(store_id),
                 tokens={kind: limit.value for kind, limit in tokens.items() if limit.is_set},
                 models=frozenset(self.all.models(store_id)),

@@ -8,6 +8,7 @@ import { Badge, Dialog, Empty, Head, Skeleton, Tabs, Toast, type Tone } from "./
 
 const TONES: [Tone, string][] = [["grey", "Stopped"], ["info", "Running"], ["warn", "Waits for approval"], ["ok", "Completed"], ["bad", "Failed"], ["accent", "Draft"]];
 const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
+const BUTTONS = [["", "First"], ["second", "Second"], ["plain", "Plain"], ["bad", "Delete"], ["second bad", "Stop"], ["second small", "Small"]] as const;
 const TABS = [["waiting", "Waiting"], ["decided", "Decided"]] as const;
 
 export function Gallery(): VNode {
@@ -32,12 +33,7 @@ export function Gallery(): VNode {
       </p>
       <h2>Buttons</h2>
       <p class="buttons">
-        <button>First</button>
-        <button class="second">Second</button>
-        <button class="plain">Plain</button>
-        <button class="bad">Delete</button>
-        <button class="second bad">Stop</button>
-        <button class="second small">Small</button>
+        {BUTTONS.map(([kind, text]) => <button key={text} class={kind}>{text}</button>)}
         <button class="icon" aria-label="Copy"><Icon name="copy" /></button>
         <button disabled>Disabled</button>
       </p>

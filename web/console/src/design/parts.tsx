@@ -38,6 +38,11 @@ export function Head({ title, crumbs, badges, children }: { title: ComponentChil
   );
 }
 
+/** A name and a value in a list of facts; nothing without a value. */
+export function Fact({ name, value }: { name: string; value: unknown }): VNode | null {
+  return value ? <div><dt>{name}</dt><dd>{value as VNode}</dd></div> : null;
+}
+
 /** A page or a list without content: what belongs here, and what to do. */
 export function Empty({ icon, title, children, level = 2 }: { icon?: IconName; title?: string; children?: ComponentChildren; level?: 1 | 2 }): VNode {
   const Heading = `h${level}` as const;

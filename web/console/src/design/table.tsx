@@ -35,7 +35,7 @@ function reveal({ target }: Event): void {
 
 const classOf = <T,>({ num, priority }: Column<T>): string => [num && "num", priority && `p${priority}`].filter(Boolean).join(" ");
 
-export function Table<T>({ name, columns: all, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string }): VNode {
+export function Table<T>({ name, columns: all, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string | undefined }): VNode {
   const [sorted, setSorted] = useState<{ name: string; down: boolean }>();
   const columns = all.filter(({ detailed }) => !detailed);
   const by = columns.find((column) => column.name === sorted?.name)?.by;
@@ -69,7 +69,7 @@ export function Table<T>({ name, columns: all, items, to }: { name: string; colu
               {columns.map((column, index) => (
                 <td key={column.name} class={classOf(column)}>
                   {column.icon && <Icon name={column.icon(item)} />}
-                  {to && !index ? <a class="opens" href={to(item)} data-item>{show(column.of(item))}</a> : show(column.of(item))}
+                  {!index && to?.(item) ? <a class="opens" href={to(item) ?? ""} data-item>{show(column.of(item))}</a> : show(column.of(item))}
                   {column.under && <small class="under">{show(column.under(item))}</small>}
                 </td>
               ))}

@@ -1,16 +1,19 @@
 /** Agents: their list, the form with the tool picker, versions and usage. */
 
-import type { AgentVersionJson, ToolJson, UsageRowJson } from "@pawl/client";
+import type { AgentVersionJson, ToolJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { aboutOf } from "../about";
 import { Conversation, type Embedding } from "../chat";
+import { Icon } from "../design/icons";
 import { Badge, type Tone } from "../design/parts";
 import { Choice, type FieldSpec, get, type Option, set, type Values } from "../fields";
-import { cut, time, tokenCount } from "../format";
+import { cut, time } from "../format";
 import { removal } from "../actions";
 import { pack } from "../json";
 import { Below, paged, type Resource } from "../resource";
+import { LastRuns, LatestRuns, tokens } from "../runs";
 import { go, pawl, who } from "../state";
 import { visible } from "../visible";
 
@@ -22,16 +25,12 @@ async function models(): Promise<Option[]> {
   return [...new Set(names.filter((name): name is string => !!name))].map((name) => [name, name]);
 }
 
-const CARE: Record<string, [Tone, string]> = {
-  TOOL_CATEGORY_SAFE: ["ok", "Safe"],
-  TOOL_CATEGORY_SENSITIVE: ["warn", "Asks first"],
-  TOOL_CATEGORY_DESTRUCTIVE: ["bad", "Destructive"],
-};
+const CARE: Record<string, [Tone, string]> = { TOOL_CATEGORY_SAFE: ["ok", "Safe"], TOOL_CATEGORY_SENSITIVE: ["warn", "Asks first"], TOOL_CATEGORY_DESTRUCTIVE: ["bad", "Destructive"] };
 
-/** Whether calls of a tool require approval. */
+/** Whether calls of a tool require approval. Only those that do stand out. */
 export function Care({ category = "" }: { category?: string | undefined }): VNode {
   const [tone, text] = CARE[category] ?? ["grey", "Unknown"];
-  return <Badge tone={tone}>{text}</Badge>;
+  return tone === "ok" ? <span class="quiet">{text}</span> : <Badge tone={tone}>{text}</Badge>;
 }
 
 const FILTER_FROM = 8;
@@ -42,7 +41,10 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
   const [kind, setKind] = useState(get(value, "options.withoutTools") ? "none" : chosen.length || others.length ? "some" : "all");
   const [tools, setTools] = useState<ToolJson[]>([]);
   const [words, setWords] = useState("");
-  useEffect(() => void pawl.tools.listTools({ pageSize: 200 }).then(({ tools: all = [] }) => setTools(all), () => {}), []);
+  // Those that were chosen when the form opened come first.
+  const [first] = useState(chosen);
+  const rank = ({ definition }: ToolJson): number => Number(!first.includes(definition?.name ?? ""));
+  useEffect(() => void pawl.tools.listTools({ pageSize: 200 }).then(({ tools: all = [] }) => setTools(all.toSorted((one, other) => rank(one) - rank(other))), () => {}), []);
   const choose = (to: string): void => {
     setKind(to);
     const without = set(value, "options.withoutTools", to === "none" || undefined);
@@ -59,7 +61,11 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
       />
       {kind === "some" && (
         <>
-          {tools.length > FILTER_FROM && <input type="search" aria-label="Filter the tools" placeholder="Filter" value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
+          <div class="chips">
+            {chosen.map((name) => <button key={name} type="button" class="chip" aria-label={`Remove ${name}`} onClick={() => onValue(set(value, "tools.names", chosen.filter((each) => each !== name)))}>{visible(name)} <Icon name="close" /></button>)}
+            {!chosen.length && <span class="quiet">No tool is chosen yet.</span>}
+          </div>
+          {tools.length > FILTER_FROM && <input type="search" aria-label="Filter the tools" placeholder={`Search ${tools.length} tools`} value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
           <div class="options" tabIndex={0} role="group" aria-label="Chosen tools">
             {shown.map(({ definition: { name = "", description = "", category } = {}, source }) => (
               <label key={name}>
@@ -77,7 +83,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
               </label>
             ))}
           </div>
-          <span class="hint">{chosen.length} chosen{others.length ? `, and ${others.join(", ")} (edit these as JSON)` : ""}</span>
+          {!!others.length && <span class="hint">Also {others.join(", ")}. Edit these as JSON.</span>}
         </>
       )}
     </>
@@ -102,9 +108,7 @@ const FIELDS: FieldSpec[] = [
 const NAME: FieldSpec = { at: "name", label: "Name", hint: "Letters, digits, - and _. The agent default drives runs without an agent." };
 
 /** The built-in default agent is not saved. It has no versions and cannot be deleted. */
-function isSaved({ createTime }: AgentVersionJson): boolean {
-  return !!createTime;
-}
+const isSaved = ({ createTime }: AgentVersionJson): boolean => !!createTime;
 
 /** Name of the draft that a test uses, only until its run has started. */
 const TRIED = "try-it";
@@ -136,12 +140,14 @@ function Try({ definition }: { definition: Values | undefined }): VNode {
   );
 }
 
-const beside = (definition: Values | undefined): VNode => <Try definition={definition} />;
-
-async function saveAgent(definition: object): Promise<string> {
-  const { agent, unmatched = [] } = await pawl.agents.updateAgent({ definition });
-  return `Saved version ${agent?.version}.${unmatched.length ? ` No tool matches ${unmatched.join(", ")}.` : ""}`;
-}
+const editing = {
+  method: "agent.v1.AgentRegistryService/UpdateAgent",
+  beside: (definition: Values | undefined): VNode => <Try definition={definition} />,
+  save: async (definition: object) => {
+    const { agent, unmatched = [] } = await pawl.agents.updateAgent({ definition });
+    return `Saved version ${agent?.version}.${unmatched.length ? ` No tool matches ${unmatched.join(", ")}.` : ""}`;
+  },
+};
 
 export const agents: Resource<AgentVersionJson> = {
   path: "agents",
@@ -149,33 +155,21 @@ export const agents: Resource<AgentVersionJson> = {
   declared: ({ definition, draft: isDraft }) => [isDraft ? "" : "agent", definition?.name ?? ""],
   empty: "No agents yet. Runs use the default agent. Create one here or with pawl apply.",
   list: paged("agents", (page, filters) => pawl.agents.listAgents({ ...page, drafts: !!filters["drafts"] })),
-  filters: [{ name: "drafts", label: "My drafts", on: true }],
+  tabs: { name: "drafts", all: [["", "Published"], ["1", "My drafts"]] },
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.agents.getAgent({ name })).agent,
+  about: ({ definition }) => definition?.card?.description,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.card?.description) },
-    { name: "Version", size: 90, of: ({ version, draft: isDraft }) => (isDraft ? <Badge tone="accent">draft</Badge> : version && `v${version}`) },
-    { name: "Model", size: 150, priority: 2, of: ({ definition }) => definition?.options?.model || <span class="quiet">default</span> },
-    { name: "Tools", priority: 3, of: ({ toolNames }) => cut(toolNames?.join(", ")) || <span class="quiet">all</span> },
-    { name: "Saved", size: 110, of: ({ createTime }) => time(createTime) ?? <span class="quiet">built in</span> },
-    { name: "By", size: 110, priority: 3, of: ({ createUserId }) => createUserId },
+    { name: "Name", icon: () => "agents", of: ({ definition }) => definition?.name, under: (agent) => cut(agent.definition?.card?.description) || (!isSaved(agent) && "Built in. Used by runs that name no agent.") },
+    { name: "Model", size: 140, priority: 2, of: ({ definition }) => definition?.options?.model || <span class="quiet" title="The default of the deployment">{who.value?.deployment?.model ?? "default"}</span> },
+    { name: "Tools", size: 120, priority: 1, listed: true, of: ({ toolNames }) => (toolNames?.length ? `${toolNames.length} ${toolNames.length > 1 ? "tools" : "tool"}` : "all tools") },
+    { name: "Last runs", size: 190, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <LastRuns agent={name} /> },
+    { name: "Version", size: 110, priority: 3, of: ({ version, draft: isDraft }) => (isDraft ? <Badge tone="accent">draft</Badge> : version && `v${version}`), under: ({ createTime }) => time(createTime) },
+    { name: "Saved", detailed: true, of: ({ createTime }) => time(createTime) },
+    { name: "By", detailed: true, of: ({ createUserId }) => createUserId },
   ],
-  make: {
-    name: "New agent",
-    method: "agent.v1.AgentRegistryService/UpdateAgent",
-    value: () => ({ name: "", options: { instructions: "" }, tools: { names: [] } }),
-    save: saveAgent,
-    beside,
-    fields: [NAME, ...FIELDS],
-  },
-  edit: {
-    name: "Edit agent",
-    method: "agent.v1.AgentRegistryService/UpdateAgent",
-    value: ({ definition }) => definition,
-    save: saveAgent,
-    beside,
-    fields: FIELDS,
-  },
+  make: { ...editing, name: "New agent", value: () => ({ name: "", options: { instructions: "" }, tools: { names: [] } }), fields: [NAME, ...FIELDS] },
+  edit: { ...editing, name: "Edit agent", value: ({ definition }) => definition, fields: FIELDS },
   actions: [
     { name: "Chat", method: "agent.v1.AgentService/StartRun", run: async ({ definition }) => go(`/?agent=${definition?.name}`) },
     { ...removal<AgentVersionJson>("Delete", "agent.v1.AgentRegistryService/DeleteAgent", ({ definition }) => pawl.agents.deleteAgent({ name: definition?.name ?? "" })), when: isSaved },
@@ -184,36 +178,30 @@ export const agents: Resource<AgentVersionJson> = {
 };
 
 function AgentPage({ agent }: { agent: AgentVersionJson }): VNode {
-  const { definition: { name = "", options, card } = {} } = agent;
+  const { definition: { name = "", options } = {}, toolNames = [] } = agent;
   return (
     <>
-      {card?.description && <p class="lead">{visible(card.description)}</p>}
       <h2>Instructions</h2>
       {options?.instructions ? <p class="panel prose">{visible(options.instructions)}</p> : <p class="quiet">None of its own.</p>}
-      {isSaved(agent) && (
+      <h2>Tools</h2>
+      <div class="chips">
+        {toolNames.map((tool) => <a key={tool} class="chip" href={`/tools/${encodeURIComponent(tool)}`}>{visible(tool)}</a>)}
+        {!toolNames.length && <span class="quiet">{options?.withoutTools ? "None." : "All that the user may call."}</span>}
+      </div>
+      <LatestRuns of={{ agent: name }} name={aboutOf} more={[{ name: "Tokens", size: 90, priority: 3, num: true, of: tokens }]} />
+      {(agent.version ?? 0) > 1 && (
         <Below<AgentVersionJson>
           name="Versions"
           method="agent.v1.AgentRegistryService/ListAgentVersions"
           load={async () => (await pawl.agents.listAgentVersions({ name })).agents}
           columns={[
             { name: "Version", size: 110, of: ({ version }) => `v${version}` },
-            { name: "Model", of: ({ definition }) => definition?.options?.model || "default" },
-            { name: "Saved", size: 130, of: ({ createTime }) => time(createTime) },
-            { name: "By", size: 130, of: ({ createUserId }) => createUserId },
+            { name: "Model", priority: 2, of: ({ definition }) => definition?.options?.model || "default" },
+            { name: "Saved", size: 120, of: ({ createTime }) => time(createTime) },
+            { name: "By", size: 110, of: ({ createUserId }) => createUserId },
           ]}
         />
       )}
-      <Below<UsageRowJson>
-        name="Usage"
-        method="agent.v1.UsageService/GetUsage"
-        load={async () => (await pawl.usage.getUsage({ agentName: name, period: "USAGE_PERIOD_DAY" })).rows}
-        columns={[
-          { name: "Day", of: ({ time }) => time?.slice(0, 10) },
-          { name: "Runs", num: true, of: ({ figures }) => figures?.runs ?? 0 },
-          { name: "Users", num: true, of: ({ figures }) => figures?.users ?? 0 },
-          { name: "Tokens", num: true, of: ({ figures }) => tokenCount(figures?.usage).toLocaleString() },
-        ]}
-      />
     </>
   );
 }

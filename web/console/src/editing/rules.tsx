@@ -5,21 +5,19 @@ import type { VNode } from "preact";
 
 import { removal } from "../actions";
 import { Badge, type Tone } from "../design/parts";
-import { Choice, type FieldSpec, type Option, Options, Several, type Values } from "../fields";
+import { Table } from "../design/table";
+import { type FieldSpec, type Option, Options, Several, type Values } from "../fields";
 import { cut, sentence, short, time } from "../format";
 import { paged, type Resource } from "../resource";
+import { unpack } from "../json";
 import { pawl } from "../state";
+import { Care } from "./agents";
 import { agentOptions, toolOptions } from "./options";
 
 const EFFECTS: Record<string, Tone> = { RULE_EFFECT_ALLOW: "ok", RULE_EFFECT_ASK: "warn", RULE_EFFECT_DENY: "bad" };
 const isAllow = ({ effect }: Values): boolean => effect === "RULE_EFFECT_ALLOW";
-const SCOPES: Option[] = [
-  ["RULE_SCOPE_USER", "All of my runs"],
-  ["RULE_SCOPE_AGENT", "All runs of one agent"],
-  ["RULE_SCOPE_CONVERSATION", "One conversation"],
-  ["RULE_SCOPE_RUN", "One run"],
-  ["RULE_SCOPE_STORE", "All runs of the store"],
-];
+const SCOPE_NAMES = { USER: "All of my runs", AGENT: "All runs of one agent", CONVERSATION: "One conversation", RUN: "One run", STORE: "All runs of the store" };
+const SCOPES = Object.entries(SCOPE_NAMES).map(([name, text]): Option => [`RULE_SCOPE_${name}`, text]);
 
 /** Patterns of arguments, as rows: argument, comparison, value. */
 function Patterns({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
@@ -45,23 +43,9 @@ function numberOr(text: string): unknown {
   return /^(-?\d+(\.\d+)?|true|false|null)$/.test(text) ? JSON.parse(text) : text;
 }
 
-function Effect({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
-  return (
-    <Choice
-      name={`${id}-effect`}
-      value={value["effect"]}
-      onValue={(effect) => onValue({ ...value, effect })}
-      all={[
-        ["RULE_EFFECT_ASK", "Ask: a person approves each call"],
-        ["RULE_EFFECT_ALLOW", "Allow: calls run without an approval"],
-        ["RULE_EFFECT_DENY", "Deny: calls are refused"],
-      ]}
-    />
-  );
-}
-
+const EFFECT_OPTIONS: Option[] = [["RULE_EFFECT_ASK", "Ask: a person approves each call"], ["RULE_EFFECT_ALLOW", "Allow: calls run without an approval"], ["RULE_EFFECT_DENY", "Deny: calls are refused"]];
 const FIELDS: FieldSpec[] = [
-  { at: "effect", label: "Effect", kind: "own", view: (props) => <Effect {...props} /> },
+  { at: "effect", label: "Effect", kind: "choice", options: EFFECT_OPTIONS },
   { at: "toolName", label: "Tool", kind: "suggest", half: true, load: async () => [["*", "all tools"], ...(await toolOptions())], hint: "A name, * for all tools, or name.* for the tools of a source." },
   { at: "scope", label: "Applies to", kind: "select", half: true, options: SCOPES },
   { at: "scopeId", label: "Agent", kind: "select", half: true, load: async () => (await agentOptions()).map(([name, label]): Option => [name || "default", label]), when: ({ scope }) => scope === "RULE_SCOPE_AGENT" },
@@ -80,28 +64,47 @@ function whereOf({ scope = "RULE_SCOPE_UNSPECIFIED", scopeId = "", userId }: Rul
   return `${short(scope, "RULE_SCOPE_")} ${scopeId.slice(-12)}`;
 }
 
+/** The arguments that a rule requires, such as to matches *@acme.example. */
+const onlyOf = ({ arguments: all = [] }: RuleJson): string => all.map(({ argument, glob, equalsJson }) => (glob === undefined ? `${argument} is ${JSON.stringify(unpack({ equalsJson }).equalsJson)}` : `${argument} matches ${glob}`)).join(" and ");
+
+/** What applies to calls that no rule matches. */
+const Defaults = (): VNode => (
+  <>
+    <h2>Without a rule</h2>
+    <Table
+      name="Without a rule"
+      items={["TOOL_CATEGORY_SAFE", "TOOL_CATEGORY_SENSITIVE", "TOOL_CATEGORY_DESTRUCTIVE"] as const}
+      columns={[{ name: "Tools", size: 150, of: (category) => <Care category={category} /> }, { name: "Calls", of: (category) => (category === "TOOL_CATEGORY_SAFE" ? "run at once" : "wait for an approval in the inbox") }]}
+    />
+  </>
+);
+
 export const rules: Resource<RuleJson> = {
   path: "rules",
-  lead: "A rule decides whether calls of a tool run, need approval or are refused. The strictest matching rule applies.",
+  lead: "A rule decides whether calls of a tool run, need an approval or are refused. The strictest matching rule applies.",
   declared: ({ name, ruleId }) => ["rule", name || (ruleId ?? "")],
-  empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
+  empty: "No rules. Create one here, or with an approval in the inbox.",
   list: paged("rules", (page, filters) => pawl.rules.listRules({ ...page, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] })),
-  filters: [{ name: "ended", label: "Include ended", on: true }, { name: "everybody", label: "All users", on: true }],
-  id: ({ ruleId }) => ruleId ?? "",
-  title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
+  filters: [{ name: "ended", label: "Show ended", on: true }, { name: "everybody", label: "All users", on: true }],
+  firsts: [
+    ["Allow", "Calls run without an approval, such as mails to colleagues.", { effect: "RULE_EFFECT_ALLOW", scope: "RULE_SCOPE_USER", toolName: "send_email", arguments: [{ argument: "to", glob: "*@example.com" }], reason: "" }],
+    ["Ask", "A person approves each call, also of a safe tool.", { effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }],
+    ["Deny", "Calls are refused.", { effect: "RULE_EFFECT_DENY", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }],
+  ],
+  after: () => <Defaults />,
+  id: ({ ruleId }) => ruleId ?? "", title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
+  about: ({ reason }) => reason,
   columns: [
-    { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName}</> },
-    { name: "Where", size: 170, of: whereOf },
-    { name: "Arguments", priority: 3, of: ({ arguments: all = [] }) => cut(all.map(({ argument }) => argument).join(", ")) },
-    { name: "Ends", size: 110, of: ({ expireTime, revokeTime, suspended }) => (revokeTime ? "revoked" : suspended ? "suspended" : time(expireTime)) },
+    { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName === "*" ? "all tools" : toolName}</>, under: (rule) => cut([onlyOf(rule), rule.reason].filter(Boolean).join(" · ")) },
+    { name: "Where", size: 170, priority: 1, of: whereOf },
+    { name: "Only if", detailed: true, of: (rule) => cut(onlyOf(rule)) },
+    { name: "Ends", size: 120, priority: 1, of: ({ expireTime, revokeTime, suspended }) => (revokeTime ? "revoked" : suspended ? "suspended" : (time(expireTime) ?? <span class="quiet">no end</span>)) },
     { name: "Uses", size: 80, priority: 3, num: true, of: ({ uses = 0, usesMax }) => (usesMax ? `${uses} of ${usesMax}` : uses) },
     { name: "By", size: 90, priority: 3, of: ({ userId }) => userId },
-    { name: "Reason", priority: 2, of: ({ reason }) => cut(reason) },
+    { name: "Made", detailed: true, of: ({ createTime }) => time(createTime) },
   ],
   make: {
-    name: "New rule",
-    method: "tool.v1.RuleService/CreateRule",
-    value: () => ({ effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }),
+    name: "New rule", method: "tool.v1.RuleService/CreateRule", value: () => ({ effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }),
     save: async (rule) => void (await pawl.rules.createRule({ requestId: requestId(), rule })),
     fields: FIELDS,
   },

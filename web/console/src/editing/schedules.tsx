@@ -4,44 +4,67 @@ import { requestId, type ScheduleFireJson, type ScheduleJson } from "@pawl/clien
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { askedIn } from "../about";
 import { type Action, removal } from "../actions";
-import { Badge, type Tone } from "../design/parts";
-import { type Column, Table } from "../design/table";
+import { Badge, type Tone, toneOf } from "../design/parts";
+import { Table } from "../design/table";
 import { type FieldSpec, type Option, Options, set, type Values } from "../fields";
-import { cut, day, runLink, short, span, time } from "../format";
-import type { Resource } from "../resource";
-import { pawl, word } from "../state";
+import { cut, day, short, span, time } from "../format";
+import { type Resource, useRead } from "../resource";
+import { ago, pawl, word } from "../state";
 import { visible } from "../visible";
 import { agentOptions, workflowOptions } from "./options";
 
-export const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boolean }): VNode =>
-  item.pauseTime ? (
-    <Badge tone="warn">
-      paused{item.selfPaused ? " automatically" : ""}
-      {item.pauseNote ? `: ${visible(item.pauseNote)}` : ""}
-    </Badge>
-  ) : (
-    <Badge tone="ok">active</Badge>
-  );
+type Paused = Pick<ScheduleJson, "pauseTime" | "pauseNote" | "selfPaused">;
+
+export const paused = ({ pauseTime }: Paused): VNode => <Badge tone={pauseTime ? "grey" : "ok"}>{pauseTime ? "paused" : "active"}</Badge>;
+
+/** Says since when and why a schedule or trigger is paused. */
+export function Pause({ pauseTime, pauseNote, selfPaused }: Paused): VNode | null {
+  if (!pauseTime) return null;
+  return <div class="why"><strong>Paused {selfPaused ? "automatically " : ""}{ago(pauseTime)}</strong>{pauseNote && <p>{visible(pauseNote)}</p>}</div>;
+}
 
 const zoneOf = (definition: ScheduleJson["definition"]): string => definition?.timeZone || "UTC";
 
-const OUTCOMES: Record<string, Tone> = { SCHEDULE_FIRE_OUTCOME_STARTED: "ok", SCHEDULE_FIRE_OUTCOME_WAITING: "info", SCHEDULE_FIRE_OUTCOME_REFUSED: "bad", SCHEDULE_FIRE_OUTCOME_MISSED: "warn" };
-export const fires: Column<ScheduleFireJson>[] = [
-  { name: "Due", size: 120, of: ({ dueTime }) => time(dueTime) },
-  { name: "Outcome", size: 120, of: ({ outcome = "" }) => <Badge tone={OUTCOMES[outcome] ?? "grey"}>{short(outcome, "SCHEDULE_FIRE_OUTCOME_")}</Badge> },
-  { name: "Run", size: 110, of: ({ runId }) => runLink(runId) },
-  { name: "State", size: 130, priority: 2, of: ({ runState }) => word(runState) },
-  { name: "Reason", priority: 2, of: ({ reason }) => cut(reason) },
-];
+/** The agent or workflow that a schedule or trigger starts. */
+export function Starts({ of: { workflow, agent } = {} }: { of: { workflow?: string; agent?: string } | undefined }): VNode {
+  return <a href={workflow ? `/workflows/${workflow}` : `/agents/${agent || "default"}`}>{workflow ? "workflow" : "agent"} {workflow || agent || "default"}</a>;
+}
 
-export const OVERLAPS: Option[] = [
-  ["", "The default"],
-  ["SCHEDULE_OVERLAP_SKIP", "Skip the new run"],
-  ["SCHEDULE_OVERLAP_QUEUE", "Wait, then start the new run"],
-  ["SCHEDULE_OVERLAP_ALLOW", "Run both at the same time"],
-  ["SCHEDULE_OVERLAP_CANCEL", "Stop the previous run"],
-];
+const OUTCOMES: Record<string, Tone> = { SCHEDULE_FIRE_OUTCOME_STARTED: "info", SCHEDULE_FIRE_OUTCOME_WAITING: "info", SCHEDULE_FIRE_OUTCOME_REFUSED: "bad", SCHEDULE_FIRE_OUTCOME_MISSED: "warn" };
+
+/** What came of a firing: the state of its run, or why there is none. */
+function Came({ of: { outcome, runState } }: { of: ScheduleFireJson }): VNode {
+  return runState ? <Badge tone={toneOf(runState)}>{word(runState)}</Badge> : <Badge tone={OUTCOMES[outcome ?? ""] ?? "grey"}>{short(outcome, "SCHEDULE_FIRE_OUTCOME_")}</Badge>;
+}
+
+/** The last firings of a schedule or trigger. */
+export function Fires({ all }: { all: ScheduleFireJson[] }): VNode {
+  return (
+    <Table
+      name="Fires"
+      items={all}
+      to={({ runId }) => (runId ? `/runs/${runId}` : undefined)}
+      columns={[
+        { name: "Run", of: ({ runId, conversationId = "" }) => (runId ? askedIn(conversationId, runId) || `Run ${runId.slice(-8)}` : "No run"), under: ({ reason, triggered }) => cut(reason) || (triggered && "Started by hand") },
+        { name: "State", size: 132, priority: 1, of: (fire) => <Came of={fire} /> },
+        { name: "Due", size: 120, priority: 1, num: true, of: ({ dueTime }) => time(dueTime) },
+      ]}
+    />
+  );
+}
+
+/** The last firing in a list, which has none of its own. */
+export function Last({ read }: { read: () => Promise<ScheduleFireJson[] | undefined> }): VNode | null {
+  const [all] = useRead(read);
+  const [fire] = all ?? [];
+  if (!fire) return all ? <span class="quiet">never</span> : null;
+  return <><Came of={fire} /> <small class="quiet">{time(fire.dueTime)}</small></>;
+}
+
+const OVERLAP_NAMES = { SKIP: "Skip the new run", QUEUE: "Wait, then start the new run", ALLOW: "Run both at the same time", CANCEL: "Stop the previous run" };
+export const OVERLAPS: Option[] = [["", "The default"], ...Object.entries(OVERLAP_NAMES).map(([name, text]): Option => [`SCHEDULE_OVERLAP_${name}`, text])];
 
 /** Fields for the run that a firing starts. */
 export const STARTS: FieldSpec[] = [
@@ -55,14 +78,21 @@ export function cleaned({ text, agent, conversationKey, conversationPointer, inp
 }
 
 const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-const REPEATS = [
-  ["daily", "Every day"],
-  ["weekdays", "Every weekday"],
-  ["weekly", "Every week"],
-  ["monthly", "Every month"],
-  ["interval", "At an interval"],
-  ["cron", "By a cron expression"],
-] as const;
+const REPEATS = [["daily", "Every day"], ["weekdays", "Every weekday"], ["weekly", "Every week"], ["monthly", "Every month"], ["interval", "At an interval"], ["cron", "By a cron expression"]] as const;
+/** Plural days, and the words for a simple cron expression. Others are in the words of the server. */
+function wordsOf({ cron = "", intervalSeconds = 0 }: Values, cronText = ""): string {
+  const [minute = "", hour = "", day, , weekday = ""] = cron.split(" ");
+  const at = `at ${hour.padStart(2, "0")}:${minute.padStart(2, "0")}`;
+  switch (repeatOf({ cron, intervalSeconds })) {
+    case "interval": return `Every ${span(intervalSeconds)}`;
+    case "daily": return `Every day ${at}`;
+    case "weekdays": return `Weekdays ${at}`;
+    case "weekly": return `${DAYS[Number(weekday) % 7]}s ${at}`;
+    case "monthly": return `Monthly on day ${day} ${at}`;
+    default: return cronText || cron;
+  }
+}
+
 const UNITS = [[60, "minutes"], [3600, "hours"], [86_400, "days"]] as const;
 
 function repeatOf({ cron = "", intervalSeconds = 0 }: Values): string {
@@ -134,16 +164,13 @@ function Preview({ value: { cron, timeZone, intervalSeconds } }: { value: Values
         ),
       PAUSE_MS,
     );
-    return () => {
-      isStale = true;
-      clearTimeout(timer);
-    };
+    return () => void ((isStale = true), clearTimeout(timer));
   }, [cron, timeZone, intervalSeconds]);
   if (fault) return <span class="hint fault">{visible(fault)}</span>;
   const times = found?.nextTimes?.length ? found.nextTimes : found?.nextTime ? [found.nextTime] : [];
   return (
     <span class="hint" role="note">
-      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map((at) => day(at, timeZone || "UTC")).join("; ")}.`}
+      {found && `${wordsOf({ cron, intervalSeconds }, found.cronText)}. Next: ${times.slice(0, 3).map((at) => day(at, timeZone || "UTC")).join("; ")} (${timeZone || "UTC"}).`}
     </span>
   );
 }
@@ -186,33 +213,31 @@ export const schedules: Resource<ScheduleJson> = {
   list: async () => ({ items: (await pawl.schedules.listSchedules({})).schedules ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
+  about: ({ definition: { text, workflow } = {} }) => (workflow ? undefined : text),
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
-    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : ""), under: ({ definition }) => definition?.cron && zoneOf(definition) },
-    { name: "Next", size: 230, priority: 1, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime }) => time(nextTime), under: ({ nextTime, definition }) => nextTime && <span class="whole">{day(nextTime, zoneOf(definition))}</span> },
-    { name: "Starts", detailed: true, of: ({ definition: { workflow, agent } = {} }) => (workflow ? <a href={`/workflows/${workflow}`}>workflow {workflow}</a> : `agent ${agent || "default"}`) },
-    { name: "State", size: 170, priority: 1, of: paused },
-    { name: "Message", detailed: true, of: ({ definition }) => cut(definition?.text) },
-    { name: "Failures", size: 84, priority: 3, num: true, of: ({ failures }) => failures ?? 0 },
+    { name: "Name", icon: () => "schedules", of: ({ definition }) => definition?.name, under: ({ definition }) => <Starts of={definition} /> },
+    { name: "When", size: 230, priority: 2, of: ({ definition = {}, cronText }) => wordsOf(definition, cronText), under: ({ definition }) => definition?.cron && zoneOf(definition) },
+    { name: "Time zone", detailed: true, of: ({ definition }) => definition?.cron && zoneOf(definition) },
+    { name: "State", size: 92, priority: 1, of: paused },
+    { name: "Next", size: 210, priority: 1, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime, definition }) => nextTime && day(nextTime, zoneOf(definition)), under: ({ nextTime, pauseNote }) => time(nextTime) ?? cut(pauseNote) },
+    { name: "Last firing", size: 190, priority: 3, listed: true, of: ({ definition: { name = "" } = {} }) => <Last read={async () => (await pawl.schedules.getSchedule({ name })).schedule?.fires ?? []} /> },
+    { name: "Starts", detailed: true, of: ({ definition }) => <Starts of={definition} /> },
+    { name: "Failures in a row", detailed: true, of: ({ failures }) => failures },
   ],
   make: {
-    name: "New schedule",
-    method: "agent.v1.ScheduleService/CreateSchedule",
+    name: "New schedule", method: "agent.v1.ScheduleService/CreateSchedule",
     value: () => ({ name: "", text: "", cron: "0 9 * * 1-5", timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone }),
     save: async (definition) => void (await pawl.schedules.createSchedule({ definition: cleaned(definition) })),
     fields: [NAME, ...FIELDS],
   },
   edit: {
-    name: "Edit schedule",
-    method: "agent.v1.ScheduleService/UpdateSchedule",
-    value: ({ definition }) => definition,
+    name: "Edit schedule", method: "agent.v1.ScheduleService/UpdateSchedule", value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.schedules.updateSchedule({ definition: cleaned(definition) })),
     fields: FIELDS,
   },
   actions: [
     {
-      name: "Run now",
-      method: "agent.v1.ScheduleService/TriggerSchedule",
+      name: "Run now", method: "agent.v1.ScheduleService/TriggerSchedule",
       run: async ({ definition }) => {
         const { fire } = await pawl.schedules.triggerSchedule({ name: definition?.name ?? "", requestId: requestId() });
         return `Outcome: ${short(fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}.`;
@@ -220,16 +245,20 @@ export const schedules: Resource<ScheduleJson> = {
     },
     ...lifeOf<ScheduleJson>("Schedule", pawl.schedules.pauseSchedule, pawl.schedules.resumeSchedule, pawl.schedules.deleteSchedule),
   ],
-  below: ({ fires: all = [], nextTimes = [], pauseTime, definition }) => (
-    <>
-      <h2>Firings</h2>
-      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">Not fired yet.</p>}
-      {!!nextTimes.length && (
-        <>
-          <h2>{pauseTime ? "Next times after a resume" : "Next times"}</h2>
-          <ol class="times">{nextTimes.map((at) => <li key={at}>{day(at, zoneOf(definition))} <span class="quiet">{time(at)}</span></li>)}</ol>
-        </>
-      )}
-    </>
-  ),
+  below: (schedule) => {
+    const { fires = [], nextTimes = [], pauseTime, definition } = schedule;
+    return (
+      <>
+        <Pause {...schedule} />
+        <h2>Firings</h2>
+        {fires.length ? <Fires all={fires} /> : <p class="quiet">Not fired yet.</p>}
+        {!!nextTimes.length && (
+          <details class="next" open={!pauseTime}>
+            <summary>{pauseTime ? "Next times after a resume" : "Next times"} <small class="quiet">{zoneOf(definition)}</small></summary>
+            <ol class="times">{nextTimes.map((at) => <li key={at}>{day(at, zoneOf(definition))}</li>)}</ol>
+          </details>
+        )}
+      </>
+    );
+  },
 };

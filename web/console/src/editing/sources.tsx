@@ -6,7 +6,7 @@ import type { VNode } from "preact";
 import { removal } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { Table } from "../design/table";
-import { Choice, type FieldSpec, type Values } from "../fields";
+import { type FieldSpec, type Values } from "../fields";
 import { cut, short, time } from "../format";
 import { paged, type Resource } from "../resource";
 import { pawl } from "../state";
@@ -16,27 +16,20 @@ const KINDS = ["mcpHttp", "mcpStdio", "openApi", "httpEndpoint"] as const;
 const NAMES: Record<string, string> = { mcpHttp: "MCP server", mcpStdio: "MCP program", openApi: "OpenAPI", httpEndpoint: "HTTP endpoint" };
 const BLANK: Record<string, Values> = { mcpHttp: { url: "https://" }, mcpStdio: { command: [] }, openApi: { documentUrl: "https://" }, httpEndpoint: { url: "https://", method: "GET", description: "", argumentsSchemaJson: { type: "object", properties: {} } } };
 const kindOf = (value: Values): string => KINDS.find((kind) => kind in value) ?? "mcpHttp";
+/** The address or program of a source. */
+const placeOf = ({ mcpHttp, mcpStdio, openApi, httpEndpoint }: NonNullable<SourceJson["config"]>): string => mcpHttp?.url ?? mcpStdio?.command?.join(" ") ?? httpEndpoint?.url ?? openApi?.documentUrl ?? openApi?.baseUrl ?? "A document without a URL";
 const STATES: Record<string, Tone> = { SOURCE_STATE_READY: "ok", SOURCE_STATE_CHANGED: "warn", SOURCE_STATE_UNREACHABLE: "bad" };
 
-function Kind({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
-  const choose = (to: string): void => {
-    const rest = Object.fromEntries(Object.entries(value).filter(([name]) => !(KINDS as readonly string[]).includes(name)));
-    onValue({ ...rest, [to]: BLANK[to] });
-  };
-  return (
-    <Choice
-      name={`${id}-kind`}
-      value={kindOf(value)}
-      onValue={choose}
-      all={[
-        ["mcpHttp", "An MCP server with a URL"],
-        ["mcpStdio", "An MCP server that Pawl starts as a program"],
-        ["openApi", "An OpenAPI document: each operation becomes a tool"],
-        ["httpEndpoint", "One HTTP endpoint: it becomes one tool"],
-      ]}
-    />
-  );
-}
+const KIND: FieldSpec = {
+  at: "", label: "Kind", kind: "choice",
+  blanks: Object.fromEntries(KINDS.map((kind) => [kind, { [kind]: BLANK[kind] }])),
+  options: [
+    ["mcpHttp", "An MCP server with a URL"],
+    ["mcpStdio", "An MCP server that Pawl starts as a program"],
+    ["openApi", "An OpenAPI document: each operation becomes a tool"],
+    ["httpEndpoint", "One HTTP endpoint: it becomes one tool"],
+  ],
+};
 
 const of = (kind: string, all: FieldSpec[]): FieldSpec[] => all.map((field) => ({ ...field, at: `${kind}.${field.at}`, when: (value) => kindOf(value) === kind }));
 const HEADERS: FieldSpec[] = [
@@ -44,7 +37,7 @@ const HEADERS: FieldSpec[] = [
   { at: "secretHeaders", label: "Headers with secrets", kind: "pairs", more: true, half: true, placeholder: "authorization: crm-token", hint: "Header and name of the secret." },
 ];
 const FIELDS: FieldSpec[] = [
-  { at: "kind", label: "Kind", kind: "own", view: (props) => <Kind {...props} /> },
+  KIND,
   ...of("mcpHttp", [{ at: "url", label: "URL" }, { at: "stateless", label: "Users can share a session", kind: "check", more: true }, ...HEADERS]),
   ...of("mcpStdio", [
     { at: "command", label: "Program and arguments", kind: "lines", hint: "One per line." },
@@ -78,37 +71,33 @@ async function add(config: object, replace: boolean): Promise<string> {
 
 export const sources: Resource<SourceJson> = {
   path: "sources",
-  lead: "A source provides tools from an MCP server, an OpenAPI document or an HTTP endpoint. You approve their definitions by saving it.",
+  lead: "A source provides tools from an MCP server, an OpenAPI document or an HTTP endpoint. By saving a source, you approve the definitions of its tools.",
   declared: ({ config }) => ["source", config?.name ?? ""],
-  empty: "No sources. Add one here or with pawl sources add-mcp or add-http.",
+  empty: "No sources. Where do your tools come from?",
+  firsts: [
+    ["MCP server", "A server with a URL offers its tools.", { name: "", mcpHttp: BLANK["mcpHttp"] }],
+    ["OpenAPI document", "Each operation of an API becomes a tool.", { name: "", openApi: BLANK["openApi"] }],
+    ["HTTP endpoint", "One address becomes one tool.", { name: "", httpEndpoint: BLANK["httpEndpoint"] }],
+  ],
   list: paged("sources", () => pawl.sources.listSources({})),
   id: ({ config }) => config?.name ?? "",
   columns: [
-    { name: "Name", of: ({ config }) => config?.name },
-    { name: "Kind", size: 140, of: ({ config }) => NAMES[kindOf(config ?? {})] },
-    { name: "State", size: 130, of: ({ state = "" }) => <Badge tone={STATES[state] ?? "grey"}>{short(state, "SOURCE_STATE_")}</Badge> },
-    { name: "Tools", size: 80, priority: 2, num: true, of: ({ tools }) => tools?.length ?? 0 },
-    { name: "Problem", priority: 3, of: ({ problem }) => cut(problem) },
-    { name: "Saved", size: 110, priority: 3, of: ({ createTime }) => time(createTime) },
+    { name: "Name", icon: () => "sources", of: ({ config }) => config?.name, under: ({ config = {}, problem }) => (problem ? <span class="fault">{cut(problem)}</span> : cut(placeOf(config))) },
+    { name: "Kind", size: 140, priority: 2, of: ({ config }) => NAMES[kindOf(config ?? {})] },
+    { name: "State", size: 130, priority: 1, of: ({ state = "" }) => <Badge tone={STATES[state] ?? "grey"}>{short(state, "SOURCE_STATE_")}</Badge> },
+    { name: "Tools", size: 90, priority: 1, num: true, of: ({ tools = [] }) => `${tools.length} ${tools.length === 1 ? "tool" : "tools"}` },
+    { name: "Problem", detailed: true, of: ({ problem }) => cut(problem) },
+    { name: "Saved", size: 110, priority: 3, num: true, of: ({ createTime }) => time(createTime) },
   ],
   make: {
-    name: "New source",
-    method: "tool.v1.SourceService/AddSource",
-    value: () => ({ name: "", mcpHttp: BLANK["mcpHttp"] }),
+    name: "New source", method: "tool.v1.SourceService/AddSource", value: () => ({ name: "", mcpHttp: BLANK["mcpHttp"] }),
     save: (config) => add(config, false),
     fields: [{ at: "name", label: "Name", hint: "Lower-case letters, digits, - and _. Its tools are called name.tool." }, ...FIELDS],
   },
-  edit: {
-    name: "Edit source",
-    method: "tool.v1.SourceService/AddSource",
-    value: ({ config }) => config,
-    save: (config) => add(config, true),
-    fields: FIELDS,
-  },
+  edit: { name: "Edit source", method: "tool.v1.SourceService/AddSource", value: ({ config }) => config, save: (config) => add(config, true), fields: FIELDS },
   actions: [
     {
-      name: "Check",
-      method: "tool.v1.SourceService/CheckSource",
+      name: "Check", method: "tool.v1.SourceService/CheckSource",
       run: async ({ config }) => {
         const { changes = [] } = await pawl.sources.checkSource({ name: config?.name ?? "" });
         return changes.length ? `Changed: ${changes.map(({ toolName }) => toolName).join(", ")}` : "No changes since approval.";
@@ -125,9 +114,8 @@ export const sources: Resource<SourceJson> = {
           items={tools}
           to={({ definition }) => `/tools/${encodeURIComponent(definition?.name ?? "")}`}
           columns={[
-            { name: "Name", of: ({ definition }) => definition?.name },
-            { name: "Approval", size: 130, of: ({ definition }) => <Care category={definition?.category} /> },
-            { name: "Description", priority: 2, of: ({ definition }) => cut(definition?.description) },
+            { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
+            { name: "Approval", size: 130, priority: 1, of: ({ definition }) => <Care category={definition?.category} /> },
           ]}
         />
       ) : (

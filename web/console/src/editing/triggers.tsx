@@ -2,45 +2,29 @@
 
 import { requestId, type ScheduleFireJson, type TriggerJson } from "@pawl/client";
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
-import { Icon } from "../design/icons";
+import { Copied } from "../copy";
 import { Badge } from "../design/parts";
-import { Table } from "../design/table";
-import { Choice, type FieldSpec, type Values } from "../fields";
+import { type FieldSpec, type Values } from "../fields";
 import { cut, short } from "../format";
 import type { Resource } from "../resource";
 import { pawl, who } from "../state";
 import { visible } from "../visible";
-import { cleaned, fires, lifeOf, OVERLAPS, paused, STARTS } from "./schedules";
+import { cleaned, Fires, Last, lifeOf, OVERLAPS, Pause, paused, Starts, STARTS } from "./schedules";
 
 const SIGNATURE = "WEBHOOK_AUTHENTICATION_SIGNATURE";
 const isMailbox = ({ mailbox }: Values): boolean => !!mailbox;
 const isWebhook = ({ mailbox }: Values): boolean => !mailbox;
 
-function Source({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
-  const choose = (to: string): void => {
-    const { webhook: _, mailbox: __, ...rest } = value;
-    onValue(to === "mailbox" ? { ...rest, mailbox: { host: "", username: "", passwordSecret: "" } } : { ...rest, webhook: { authentication: SIGNATURE } });
-  };
-  return (
-    <Choice
-      name={`${id}-source`}
-      value={value["mailbox"] ? "mailbox" : "webhook"}
-      onValue={choose}
-      all={[
-        ["webhook", "A webhook: each request to an address starts a run"],
-        ["mailbox", "A mailbox: each new e-mail starts a run (needs the role admin)"],
-      ]}
-    />
-  );
-}
+const SOURCE: FieldSpec = {
+  at: "", label: "Source", kind: "choice",
+  blanks: { webhook: { webhook: { authentication: SIGNATURE } }, mailbox: { mailbox: { host: "", username: "", passwordSecret: "" } } },
+  options: [["webhook", "A webhook: each request to an address starts a run"], ["mailbox", "A mailbox: each new e-mail starts a run (needs the role admin)"]],
+};
 
 const FIELDS: FieldSpec[] = [
   {
-    at: "webhook.authentication",
-    label: "How the sender authenticates",
-    kind: "select",
+    at: "webhook.authentication", label: "How the sender authenticates", kind: "select",
     options: [[SIGNATURE, "It signs each request (Standard Webhooks)"], ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"]],
     when: isWebhook,
   },
@@ -61,25 +45,27 @@ const FIELDS: FieldSpec[] = [
   { at: "mailbox.pollSeconds", label: "Poll every (seconds)", kind: "number", more: true, half: true, placeholder: "60", when: isMailbox },
 ];
 
-export function secret(text: string | undefined): string {
+/** Secrets that this page has shown, by trigger, so that a test event needs none. */
+const secrets: Record<string, string> = {};
+
+export function secret(text: string | undefined, name = ""): string {
+  secrets[name] = text ?? "";
   return text ? `Secret (shown only once): ${text}` : "Saved.";
 }
 
 const addressOf = (triggerId: string): string => `/hooks/${encodeURIComponent(who.value?.caller?.storeId ?? "")}/${triggerId}`;
+const isSigned = ({ definition }: TriggerJson): boolean => definition?.webhook?.authentication !== "WEBHOOK_AUTHENTICATION_BEARER";
 
-function Address({ triggerId }: { triggerId: string }): VNode {
-  const [copied, setCopied] = useState(false);
-  const url = location.origin + addressOf(triggerId);
+/** The address of a webhook, and how to send an event there. */
+function Address({ of: trigger }: { of: TriggerJson }): VNode {
+  const url = location.origin + addressOf(trigger.triggerId ?? "");
+  const proof = isSigned(trigger) ? "-H 'webhook-signature: v1,...'" : "-H 'authorization: Bearer SECRET'";
   return (
     <>
       <h2>Address</h2>
-      <p class="row">
-        <code class="cut" tabIndex={0}>{url}</code>
-        <button class="icon" aria-label="Copy the address" onClick={() => void navigator.clipboard?.writeText(url).then(() => setCopied(true))}>
-          <Icon name={copied ? "check" : "copy"} />
-        </button>
-      </p>
-      <p class="quiet">Send events there with POST. If a proxy is in front of the gateway, use its host name.</p>
+      <Copied name="Copy the address" text={url} />
+      <p class="quiet">Send each event there with POST{isSigned(trigger) ? ", signed as Standard Webhooks describe" : " and the secret in a header"}. Behind a proxy, use the name of its host.</p>
+      {!isSigned(trigger) && <Copied name="Copy the command" text={`curl ${url} -H 'content-type: application/json' ${proof} -H 'webhook-id: 1' -d '{}'`} />}
     </>
   );
 }
@@ -97,8 +83,7 @@ async function signature(secret: string, id: string, at: string, body: string): 
 /** Sends an event as another program would, with the secret that only the user has. */
 async function send({ triggerId = "", definition }: TriggerJson, { secret: given = "", body = "" }: Values): Promise<string> {
   const [id, at] = [requestId(), String(Math.floor(Date.now() / 1000))];
-  const isSigned = definition?.webhook?.authentication !== "WEBHOOK_AUTHENTICATION_BEARER";
-  const proof: Record<string, string> = isSigned ? { "webhook-signature": await signature(given, id, at, body) } : { authorization: `Bearer ${given}` };
+  const proof: Record<string, string> = isSigned({ ...(definition ? { definition } : {}) }) ? { "webhook-signature": await signature(given, id, at, body) } : { authorization: `Bearer ${given}` };
   const answer = await fetch(addressOf(triggerId), { method: "POST", body, headers: { "content-type": "application/json", "webhook-id": id, "webhook-timestamp": at, ...proof } });
   const said = (await answer.json()) as { message?: string; fire?: ScheduleFireJson };
   if (!answer.ok) throw new Error(said.message ?? `The gateway answered ${answer.status}.`);
@@ -113,57 +98,45 @@ export const triggers: Resource<TriggerJson> = {
   list: async () => ({ items: (await pawl.triggers.listTriggers({})).triggers ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.triggers.getTrigger({ name })).trigger,
+  about: ({ definition: { text, workflow } = {} }) => (workflow ? undefined : text),
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
-    { name: "Message", detailed: true, of: ({ definition }) => cut(definition?.text) },
-    { name: "Source", size: 190, priority: 2, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
-    { name: "State", size: 170, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable: {visible(each.unreachableReason ?? "")}</Badge> : paused(each)) },
-    { name: "Refused", size: 110, priority: 3, of: ({ refusedCount, refusedReason }) => refusedCount && `${refusedCount}: ${cut(refusedReason)}` },
-    { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures ?? 0 },
+    { name: "Name", icon: ({ definition }) => (definition?.mailbox ? "mail" : "triggers"), of: ({ definition }) => definition?.name, under: ({ definition }) => <Starts of={definition} /> },
+    { name: "Source", size: 200, priority: 2, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
+    { name: "State", size: 150, priority: 1, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable</Badge> : paused(each)), under: ({ unreachableReason }) => cut(unreachableReason) },
+    { name: "Last event", size: 190, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <Last read={async () => (await pawl.triggers.getTrigger({ name })).trigger?.fires ?? []} /> },
+    { name: "Starts", detailed: true, of: ({ definition }) => <Starts of={definition} /> },
+    { name: "Refused", size: 170, priority: 3, of: ({ refusedCount, refusedReason }) => Number(refusedCount ?? 0) > 0 && `${refusedCount}: ${cut(refusedReason)}` },
+    { name: "Failures in a row", detailed: true, of: ({ failures }) => failures },
   ],
   make: {
-    name: "New trigger",
-    method: "agent.v1.TriggerService/CreateTrigger",
-    value: () => ({ name: "", text: "{{event}}", webhook: { authentication: SIGNATURE } }),
-    save: async (definition) => secret((await pawl.triggers.createTrigger({ definition: cleaned(definition) })).secret),
-    fields: [{ at: "name", label: "Name", hint: "Letters, digits, - and _." }, { at: "source", label: "Source", kind: "own", view: (props) => <Source {...props} /> }, ...FIELDS],
+    name: "New trigger", method: "agent.v1.TriggerService/CreateTrigger", value: () => ({ name: "", text: "{{event}}", webhook: { authentication: SIGNATURE } }),
+    save: async (definition) => secret((await pawl.triggers.createTrigger({ definition: cleaned(definition) })).secret, definition.name),
+    fields: [{ at: "name", label: "Name", hint: "Letters, digits, - and _." }, SOURCE, ...FIELDS],
   },
   edit: {
-    name: "Edit trigger",
-    method: "agent.v1.TriggerService/UpdateTrigger",
-    value: ({ definition }) => definition,
+    name: "Edit trigger", method: "agent.v1.TriggerService/UpdateTrigger", value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.triggers.updateTrigger({ definition: cleaned(definition) })),
     fields: FIELDS,
   },
   start: {
-    name: "Send a test event",
-    submit: "Send",
-    method: "agent.v1.TriggerService/UpdateTrigger",
-    when: ({ definition }) => !!definition?.webhook,
-    plain: true,
-    unkept: true,
-    value: () => ({ secret: "", body: TEST }),
-    fields: [
-      { at: "secret", label: "Secret", hint: "Shown when the trigger was created. Rotate it if you no longer have it." },
-      { at: "body", label: "Body", kind: "area", keeps: true },
-    ],
+    name: "Send a test event", submit: "Send", method: "agent.v1.TriggerService/UpdateTrigger", when: ({ definition }) => !!definition?.webhook, plain: true,
+    dialog: ({ definition }) => `Send a test event to ${definition?.name}`, value: ({ definition }) => ({ secret: secrets[definition?.name ?? ""] ?? "", body: TEST }),
+    fields: [{ at: "secret", label: "Secret", hint: "Shown when the trigger was created. Rotate it if you no longer have it." }, { at: "body", label: "Body", kind: "area", keeps: true, hint: "It starts a real run." }],
     save: (event, trigger) => send(trigger, event),
   },
   actions: [
     {
-      name: "Rotate secret",
-      method: "agent.v1.TriggerService/RotateTriggerSecret",
-      when: ({ definition }) => !!definition?.webhook,
-      bad: true,
-      run: async ({ definition }) => secret((await pawl.triggers.rotateTriggerSecret({ name: definition?.name ?? "" })).secret),
+      name: "Rotate secret", method: "agent.v1.TriggerService/RotateTriggerSecret", when: ({ definition }) => !!definition?.webhook, bad: true, more: true,
+      run: async ({ definition: { name = "" } = {} }) => secret((await pawl.triggers.rotateTriggerSecret({ name })).secret, name),
     },
     ...lifeOf<TriggerJson>("Trigger", pawl.triggers.pauseTrigger, pawl.triggers.resumeTrigger, pawl.triggers.deleteTrigger),
   ],
-  below: ({ fires: all = [], triggerId = "", definition }) => (
+  below: (trigger) => (
     <>
-      {definition?.webhook && <Address triggerId={triggerId} />}
+      <Pause {...trigger} />
       <h2>Events</h2>
-      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">No events yet.</p>}
+      {trigger.fires?.length ? <Fires all={trigger.fires} /> : <p class="quiet">No events yet. Send a test event to try it.</p>}
+      {trigger.definition?.webhook && <Address of={trigger} />}
     </>
   ),
 };

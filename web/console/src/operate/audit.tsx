@@ -2,13 +2,14 @@
 
 import type { AuditEntryJson, AuditKindJson, VerifyAuditResponseJson } from "@pawl/client";
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
 import { Badge, type Tone } from "../design/parts";
-import { runLink, time } from "../format";
-import { Entry, type Resource } from "../resource";
+import { agentOptions, toolOptions } from "../editing/options";
+import type { Resource } from "../resource";
 import { lasted, pawl, word } from "../state";
+import { visible } from "../visible";
 
+const VERIFY = "tool.v1.AuditService/VerifyAudit";
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
 const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
@@ -18,7 +19,7 @@ const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited a
 /** An audit entry as a sentence. */
 export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUserId = "", toolName = "", agentName = "", durationSeconds }: AuditEntryJson): string {
   const whose = userId ? ` for ${userId}` : "";
-  const agent = agentName && agentName !== "default" ? agentName : "An agent";
+  const agent = agentName || "An agent";
   const why = reason ? ` (${word(reason)})` : "";
   switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
     case "PROPOSED":
@@ -36,80 +37,104 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
   }
 }
 
-export const audit: Resource<AuditEntryJson> = {
+const kindOf = ({ kind }: AuditEntryJson): string => (kind ?? "").replace("AUDIT_KIND_", "");
+const exact = (at: string | undefined): VNode => <time title={at}>{at && new Date(at).toLocaleTimeString(undefined, { hourCycle: "h23" })}</time>;
+
+/** The entries of each call together. Calls of a tool in a run that follow each other are one. Entries of rules stay alone. */
+function byCall(entries: AuditEntryJson[]): AuditEntryJson[][] {
+  const calls = new Map<string, AuditEntryJson[]>();
+  for (const entry of entries) calls.set(entry.callId || `${entry.seq}`, [...(calls.get(entry.callId || `${entry.seq}`) ?? []), entry]);
+  const groups: AuditEntryJson[][] = [];
+  for (const call of calls.values()) {
+    const [last, first] = [groups.at(-1)?.[0], call[0]];
+    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName) groups.at(-1)!.push(...call);
+    else groups.push(call);
+  }
+  return groups;
+}
+
+/** What came of a call: its result, or how far it is. */
+function outcomeOf(entries: AuditEntryJson[]): [Tone, string] {
+  const of = (kind: string): AuditEntryJson | undefined => entries.find((each) => kindOf(each) === kind);
+  const [ended, decided, proposed, rule] = [of("RETURNED"), of("DECIDED"), of("PROPOSED"), of("RULE")];
+  const took = Number(ended?.durationSeconds ?? 0);
+  if (ended) return [TONES[ended.verdict ?? ""] ?? "grey", `${word(ended.verdict)}${took ? `, ${lasted(took)}` : ""}`];
+  if (of("EXECUTED")) return ["info", "started"];
+  if (decided) return [TONES[decided.verdict ?? ""] ?? "grey", DECISIONS[decided.verdict ?? ""] ?? word(decided.verdict)];
+  if (proposed) return [TONES[proposed.verdict ?? ""] ?? "grey", CHECKS[proposed.verdict ?? ""] ?? "checked"];
+  return ["grey", rule?.verdict === "REVOKED" ? "rule revoked" : "rule made"];
+}
+
+/** A call that unfolds to its entries. */
+function Call({ entries }: { entries: AuditEntryJson[] }): VNode {
+  const [newest = {}] = entries;
+  const [tone, outcome] = outcomeOf(entries);
+  const calls = new Set(entries.map(({ callId }) => callId)).size;
+  return (
+    <details class="folded">
+      <summary data-item>
+        <span class="quiet stamp">{exact(newest.time)}</span>
+        <strong class="cut">{visible(newest.toolName ?? "")} {calls > 1 && <span class="quiet">{calls} calls</span>}</strong>
+        <span><Badge tone={tone}>{outcome}</Badge></span>
+        <span class="quiet cut">{[newest.userId || newest.byUserId, newest.agentName].filter(Boolean).join(", ")}</span>
+      </summary>
+      <Entries all={entries} />
+    </details>
+  );
+}
+
+function Entries({ all }: { all: AuditEntryJson[] }): VNode {
+  return (
+    <ol>
+      {all.toReversed().map((each) => <li key={each.seq}><span class="quiet stamp">{exact(each.time)}</span><span>{visible(sentenceOf(each))} <span class="quiet">entry {each.seq}</span></span></li>)}
+      {all[0]?.runId && <li><span class="stamp" /><a href={`/runs/${all[0].runId}`}>Open the run</a></li>}
+    </ol>
+  );
+}
+
+export const audit: Resource<AuditEntryJson[]> = {
   path: "audit",
   lead: "Calls that agents proposed, the decisions on them, and their results. Changes to entries are detected.",
   empty: "No matching entries.",
-  list: async (pageToken, { run = "", call = "", tool = "", user = "", agent = "", kind = "", since = "", before = "" }) => {
+  list: async (pageToken, { find = "", call = "", tool = "", agent = "", kind = "", since = "", before = "" }) => {
     const only = {
-      runId: run,
+      ...(find.startsWith("run_") ? { runId: find } : { userId: find }),
       callId: call,
       toolName: tool,
-      userId: user,
       agentName: agent,
       ...(kind ? { kind: `AUDIT_KIND_${kind}` as AuditKindJson } : {}),
       ...(since ? { sinceTime: new Date(`${since}T00:00`).toISOString() } : {}),
       ...(before ? { beforeTime: new Date(`${before}T00:00`).toISOString() } : {}),
     };
-    const page = await pawl.audit.listAudit({ pageSize: 100, pageToken, ...only });
-    return { items: page.entries ?? [], next: page.nextPageToken };
+    const page = await pawl.audit.listAudit({ pageSize: 200, pageToken, ...only });
+    return { items: byCall(page.entries ?? []), next: page.nextPageToken };
   },
   filters: [
+    { name: "find", label: "User or run ID" },
+    { name: "tool", label: "Tool", load: toolOptions },
+    { name: "agent", label: "Agent", load: async () => [["default", ""], ...(await agentOptions())] },
     { name: "kind", label: "Kind", options: KINDS, labels: LABELS },
-    { name: "tool", label: "Tool" },
-    { name: "user", label: "User" },
-    { name: "agent", label: "Agent" },
-    { name: "run", label: "Run" },
     { name: "since", label: "From", date: true },
     { name: "before", label: "Before", date: true },
   ],
-  id: ({ seq }) => String(seq ?? ""),
-  title: (entry) => sentenceOf(entry),
-  columns: [
-    { name: "Number", of: ({ seq }) => seq },
-    { name: "Kind", of: ({ kind }) => LABELS[(kind ?? "").replace("AUDIT_KIND_", "")] },
-    { name: "When", of: (each) => time(each.time) },
-    { name: "Tool", of: ({ toolName }) => toolName },
-    { name: "Verdict", of: ({ verdict, reason }) => [word(verdict), word(reason)].filter(Boolean).join(": ") },
-    { name: "User", of: ({ userId }) => userId },
-    { name: "By", of: ({ byUserId }) => byUserId },
-    { name: "Agent", of: ({ agentName }) => agentName },
-    { name: "Run", of: ({ runId }) => runLink(runId) },
-  ],
-  at: ({ time: at }) => at,
-  entry: (each) => (
-    <Entry tone={TONES[each.verdict ?? ""] ?? ""} to={`/audit/${each.seq}`} name={sentenceOf(each)} at={each.time}>
-      {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]} {runLink(each.runId)}
-    </Entry>
-  ),
-  above: () => <Verify />,
+  id: ([entry]) => String(entry?.seq ?? ""), title: ([entry]) => entry?.toolName ?? "", columns: [],
+  below: (entries) => <Entries all={entries} />,
+  at: ([entry]) => entry?.time,
+  entry: (entries) => <Call entries={entries} />,
+  all: [{ name: "Check for tampering", method: VERIFY, run: () => verify() }],
 };
 
-/** Verifies the audit chain, and shows where it is broken. */
-function Verify(): VNode {
-  const [state, setState] = useState<VerifyAuditResponseJson>();
-  const [fault, setFault] = useState("");
-  const start = (): void => {
-    setState({});
-    setFault("");
+/** Verifies the audit chain, and says where it is broken. */
+const verify = (): Promise<string> =>
+  new Promise((done, fail) => {
     const leave = pawl.streams.subscribe<VerifyAuditResponseJson>({
-      method: "pawl.tool.v1.AuditService/VerifyAudit",
+      method: `pawl.${VERIFY}`,
       request: () => ({}),
-      message: (message) => {
-        setState(message);
-        if (message.done || message.problem) leave();
+      message: ({ done: isDone, problem, verifiedSeq = "0" }) => {
+        if (!isDone && !problem) return;
+        leave();
+        done(problem ? `The first invalid entry is ${problem.seq}: ${problem.explanation}` : `All ${verifiedSeq} entries are intact.`);
       },
-      end: (error) => error && setFault(error.message),
+      end: (error) => error && fail(error),
     });
-  };
-  return (
-    <>
-      <span role="status">
-        {fault && <span class="fault">{fault}</span>}
-        {state?.problem && <span class="fault">{`The first invalid entry is ${state.problem.seq}: ${state.problem.explanation}`}</span>}
-        {state && !fault && !state.problem && (state.done ? <Badge tone="ok">{`All ${state.verifiedSeq ?? 0} entries are intact.`}</Badge> : `${state.verifiedSeq ?? 0} verified ...`)}
-      </span>
-      <button class="second" onClick={start}>Verify the chain</button>
-    </>
-  );
-}
+  });

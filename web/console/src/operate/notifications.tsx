@@ -1,31 +1,27 @@
 /** Notifications by day: each is a sentence about its run, and links to it. */
 
 import type { NotificationJson } from "@pawl/client";
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
 
-import { askedIn, isFollowUp } from "../about";
+import { askedIn, inPairs, isFollowUp } from "../about";
 import { Icon } from "../design/icons";
 import type { Tone } from "../design/parts";
 import { cut, plain, runLink, sentence, short, time } from "../format";
-import { Entry, paged, type Resource } from "../resource";
+import { Entry, type Resource } from "../resource";
 import { verb, wish } from "../sentence";
 import { attempt, countUnread, forPeople, may, pawl, unread } from "../state";
 import { visible } from "../visible";
 
 const READ = "notify.v1.NotifyService/AcknowledgeNotifications";
+const MUTE = "notify.v1.PreferenceService/MuteConversation";
 const PAGE = 200;
 
 /** The tone of a kind, and what it says of the subject of its run. */
 const KINDS: Record<string, [Tone, string]> = {
-  RUN_COMPLETED: ["ok", "completed"],
-  RUN_FAILED: ["bad", "failed"],
-  RUN_CANCELLED: ["grey", "was stopped"],
-  RUN_EXPIRED: ["bad", "got no answer in time"],
-  INPUT_NEEDED: ["warn", "waits for you"],
-  ATTENTION_NEEDED: ["bad", "needs an operator"],
-  APPROVAL_NEEDED: ["warn", ""],
-  DECISION_NEEDED: ["warn", ""],
-  JOB_ENDED: ["info", ""],
-  CHANNEL_DISABLED: ["bad", ""],
+  RUN_COMPLETED: ["ok", "completed"], RUN_FAILED: ["bad", "failed"], RUN_CANCELLED: ["grey", "was stopped"], RUN_EXPIRED: ["bad", "got no answer in time"],
+  INPUT_NEEDED: ["warn", "waits for you"], APPROVAL_NEEDED: ["warn", ""], DECISION_NEEDED: ["warn", ""],
+  ATTENTION_NEEDED: ["bad", "needs an operator"], JOB_ENDED: ["info", ""], CHANNEL_DISABLED: ["bad", ""],
 };
 
 const kindOf = ({ kind }: NotificationJson): string => (kind ?? "").replace("NOTIFICATION_KIND_", "");
@@ -36,7 +32,7 @@ async function acknowledge(notificationIds: string[]): Promise<void> {
 }
 
 async function acknowledgeAll(): Promise<void> {
-  for (let ids; (ids = ((await pawl.notifications.listNotifications({ pageSize: PAGE, onlyUnread: true })).notifications ?? []).map(({ notificationId = "" }) => notificationId)).length; ) await acknowledge(ids);
+  for (let ids; (ids = idsOf((await pawl.notifications.listNotifications({ pageSize: PAGE, onlyUnread: true })).notifications ?? [])).length; ) await acknowledge(ids);
 }
 
 /** What a notification is about: a call that waits, the message of its run, or the title that the server gave it. */
@@ -63,46 +59,52 @@ function toneOf(each: NotificationJson): Tone {
 /** The rest: why it failed, or what the run said. */
 function detailOf({ title = "", body = "" }: NotificationJson): string {
   const [, why = ""] = /^(?:Run|Workflow \S+) (?:failed|stopped): (.+)/.exec(title) ?? [];
-  return sentence(cut(plain(why || (/^[{[]/.test(body) ? "" : body))));
+  return sentence(cut(plain(why || (/^[{[]/.test(body) ? "" : body.replace(/\{[^{}]*\}/g, inPairs)))));
 }
 
-export const notifications: Resource<NotificationJson> = {
+/** Notifications of a day with the same title and kind are one, unless each needs somebody. */
+function grouped(all: NotificationJson[]): NotificationJson[][] {
+  const same = (each: NotificationJson): string => [each.title, each.kind, !!each.readTime, /_NEEDED$/.test(each.kind ?? "") && each.notificationId, (each.createTime ?? "").slice(0, 10)].join();
+  const found: NotificationJson[][] = [];
+  for (const each of all) {
+    const group = found.find(([first]) => first && same(first) === same(each));
+    if (group) group.push(each);
+    else found.push([each]);
+  }
+  return found;
+}
+
+/** Where a notification leads: the decision, the run or the conversation. */
+const target = ({ callId, runId, conversationId, notificationId }: NotificationJson): string => (callId ? `/inbox?call=${callId}` : runId ? `/runs/${runId}` : conversationId ? `/c/${conversationId}` : `/notifications/${notificationId}`);
+const idsOf = (all: NotificationJson[]): string[] => all.map(({ notificationId = "" }) => notificationId);
+
+function Mute({ conversationId }: { conversationId: string }): VNode {
+  const [isMuted, setMuted] = useState(false);
+  const mute = (): void => void attempt(async () => (await pawl.preferences.muteConversation({ mute: { conversationId } }), setMuted(true)));
+  return isMuted ? <span role="status">Muted, see the settings</span> : <button class="plain small" onClick={mute}>Mute</button>;
+}
+
+export const notifications: Resource<NotificationJson[]> = {
   path: "notifications",
   lead: "Recent events of your runs and calls. Choose their kinds in the settings, and where to receive them in the channels.",
   empty: "No notifications yet.",
-  list: paged("notifications", (page, filters) => pawl.notifications.listNotifications({ ...page, onlyUnread: !!filters["unread"] })),
-  tabs: { name: "unread", all: [["", "All"], ["1", "Unread"]] },
-  id: ({ notificationId }) => notificationId ?? "",
-  title: titleOf,
-  columns: [
-    { name: "Title", of: titleOf },
-    { name: "Kind", of: ({ kind }) => sentence(short(kind, "NOTIFICATION_KIND_")) },
-    { name: "When", of: ({ createTime }) => time(createTime) },
-    { name: "Read", of: ({ readTime }) => time(readTime) ?? "unread" },
-    { name: "Run", of: ({ runId }) => runLink(runId) },
-    { name: "Conversation", of: ({ conversationId: id }) => id && <a href={`/c/${id}`}>{id.slice(-8)}</a> },
-  ],
-  at: ({ createTime }) => createTime,
-  entry: (each, reload) => (
-    <Entry tone={toneOf(each)} to={each.callId ? `/inbox?call=${each.callId}` : `/notifications/${each.notificationId}`} name={titleOf(each)} isUnread={!each.readTime} said={detailOf(each)} at={each.createTime}>
-      {each.callId && <a href={`/inbox?call=${each.callId}`}>Decide</a>}
-      {runLink(each.runId, "Run")}
-      {each.conversationId && <a href={`/c/${each.conversationId}`}>Conversation</a>}
-      {!each.readTime && may(READ) && <button class="icon" aria-label="Mark as read" title="Mark as read" onClick={() => void attempt(async () => (await acknowledge([each.notificationId ?? ""]), reload()))}><Icon name="check" /></button>}
-    </Entry>
-  ),
+  list: async (pageToken, filters) => {
+    const page = await pawl.notifications.listNotifications({ pageSize: 100, pageToken, onlyUnread: !!filters["unread"] });
+    return { items: grouped(page.notifications ?? []), next: page.nextPageToken };
+  },
+  tabs: { name: "unread", all: [["", "All"], ["1", "Unread"]], counts: async () => ({ "1": String(unread.value || "") }) },
+  id: ([first]) => first?.notificationId ?? "", title: ([first = {}]) => titleOf(first), about: ([first = {}]) => detailOf(first),
+  columns: [{ name: "Title", of: ([first = {}]) => titleOf(first) }, { name: "When", of: ([first]) => time(first?.createTime) }, { name: "Run", of: ([first]) => runLink(first?.runId) }],
+  at: ([first]) => first?.createTime,
+  entry: (all, reload) => {
+    const [first = {}] = all;
+    return (
+      <Entry tone={toneOf(first)} to={target(first)} name={`${titleOf(first)}${all.length > 1 ? `, ${all.length} times` : ""}`} isUnread={!first.readTime} said={detailOf(first)} at={first.createTime}>
+        {first.conversationId && <a href={`/c/${first.conversationId}`}>Conversation</a>}
+        {!first.readTime && may(READ) && <button class="icon" aria-label="Mark as read" title="Mark as read" onClick={() => void attempt(async () => (await acknowledge(idsOf(all)), reload()))}><Icon name="check" /></button>}
+        {may(MUTE) && first.conversationId && <Mute conversationId={first.conversationId} />}
+      </Entry>
+    );
+  },
   all: [{ name: "Mark all as read", method: READ, when: () => unread.value > 0, run: acknowledgeAll }],
-  actions: [
-    { name: "Mark as read", method: READ, when: ({ readTime }) => !readTime, run: ({ notificationId = "" }) => acknowledge([notificationId]) },
-    {
-      name: "Mute conversation",
-      method: "notify.v1.PreferenceService/MuteConversation",
-      when: ({ conversationId }) => !!conversationId,
-      run: async ({ conversationId = "" }) => {
-        await pawl.preferences.muteConversation({ mute: { conversationId } });
-        return "The conversation is muted. Unmute it in the settings.";
-      },
-    },
-  ],
-  below: ({ body }) => (body ? <p class="panel prose">{visible(body)}</p> : null),
 };

@@ -47,17 +47,13 @@ async function read([, , count, length]: (typeof PERIODS)[number]): Promise<Foun
   const of = (dimension: UsageDimensionJson): Promise<UsageRowJson[]> => pages({ ...asked, by: [dimension], ...(length === DAY_MS ? { period: "USAGE_PERIOD_UNSPECIFIED" } : {}) });
   const [rows, agents, tools] = await Promise.all([pages(asked), of("USAGE_DIMENSION_AGENT"), of("USAGE_DIMENSION_TOOL")]);
   const label = (start: number): string => new Date(start).toLocaleString("en", length === HOUR_MS ? { hour: "2-digit", minute: "2-digit", hourCycle: "h23" } : { day: "numeric", month: "short", timeZone: "UTC" });
-  return {
-    total: sum("", rows),
-    bars: starts.map((start) => sum(label(start), rows.filter(({ time = "" }) => Date.parse(time) === start))),
-    agents: grouped(agents, "agentName"),
-    tools: grouped(tools, "toolName"),
-  };
+  return { total: sum("", rows), bars: starts.map((start) => sum(label(start), rows.filter(({ time = "" }) => Date.parse(time) === start))), agents: grouped(agents, "agentName"), tools: grouped(tools, "toolName") };
 }
 
 const text = (count: number): string => count.toLocaleString();
 const rate = ({ completed, failed }: Sum): number => (completed + failed ? completed / (completed + failed) : NaN);
-const percent = (share: number): string => `${(Math.floor(share * 1000) / 10).toLocaleString()}%`;
+// Never 100% while something failed.
+const percent = (share: number): string => `${Math.min(Math.round(share * 1000) / 10, share < 1 ? 99.9 : 100).toFixed(1)}%`;
 const mean = (seconds: number, count: number): string => (count ? lasted(seconds / count) : "");
 
 const AGENTS: Column<Sum>[] = [
@@ -70,7 +66,7 @@ const AGENTS: Column<Sum>[] = [
 const TOOLS: Column<Sum>[] = [
   { name: "Tool", of: ({ name }) => (name === "?" ? "Unknown tools" : <a href={`/tools/${encodeURIComponent(name)}`}>{visible(name)}</a>) },
   { name: "Calls", size: 64, num: true, of: ({ calls }) => text(calls) },
-  { name: "Failed", size: 64, num: true, of: ({ callsFailed }) => text(callsFailed) },
+  { name: "Failed", size: 64, num: true, of: ({ name, callsFailed }) => (callsFailed ? <a href={`/audit?tool=${encodeURIComponent(name)}&kind=RETURNED`}>{text(callsFailed)}</a> : 0) },
   { name: "Mean duration", size: 112, num: true, of: ({ callSeconds, calls }) => mean(callSeconds, calls) },
 ];
 
@@ -80,7 +76,7 @@ export function Operations(): VNode {
   return (
     <section class="page">
       <Head title="Operations" />
-      <p class="lead">Runs and calls count when they end. Days are in UTC. {!who.value?.caller?.roles?.some((role) => role === "admin" || role === "deployment") && "You see only your own figures. Admins see the figures of all users."}</p>
+      <p class="lead">Figures of the runs and calls that ended in the period, by agent and tool. Days are in UTC. {!who.value?.caller?.roles?.some((role) => role === "admin" || role === "deployment") && "You see only your own figures. Admins see the figures of all users."}</p>
       <Tabs name="Period" all={PERIODS.map(([id, name]) => [id, name] as const)} open={period[0]} onOpen={(id) => go(`/operations?period=${id}`)} />
       {found ? <Figures {...found} /> : <Skeleton />}
     </section>
@@ -93,10 +89,10 @@ function Figures({ total, bars, agents, tools }: Found): VNode {
     <>
       <div class="charts">
         <Bars title="Runs" total={text(total.runs)} bars={bars} of={({ runs }) => runs} bad={({ failed }) => failed} show={text}>
-          {total.failed > 0 && <a href="/runs?state=failed">{text(total.failed)} failed</a>}
+          {total.failed > 0 && <a class="fault" href="/runs?state=failed">{text(total.failed)} failed</a>}
         </Bars>
-        <Bars title="Success rate" total={total.completed + total.failed ? percent(rate(total)) : "–"} bars={bars} of={rate} most={1} show={percent} />
-        <Bars title="Mean duration" total={mean(total.seconds, total.runs) || "–"} bars={bars} of={({ seconds, runs }) => seconds / runs} show={lasted} />
+        <Bars title="Success rate" total={total.completed + total.failed ? percent(rate(total)) : "–"} bars={bars} of={rate} most={1} show={percent} isLine />
+        <Bars title="Mean duration" total={mean(total.seconds, total.runs) || "–"} bars={bars} of={({ seconds, runs }) => seconds / runs} show={lasted} isLine />
         <Bars title="Tokens" total={text(total.tokens)} bars={bars} of={({ tokens }) => tokens} show={text} />
       </div>
       <h2>Agents</h2>
@@ -107,22 +103,23 @@ function Figures({ total, bars, agents, tools }: Found): VNode {
   );
 }
 
-function Bars({ title, total, bars, of, bad = () => 0, most, show, children }: { title: string; total: string; bars: Sum[]; of: (sum: Sum) => number; bad?: (sum: Sum) => number; most?: number; show: (value: number) => string; children?: ComponentChildren }): VNode {
-  const values = bars.map((bar) => of(bar) || 0);
-  const top = most ?? (Math.max(...values) || 1);
-  const texts = bars.map((bar) => `${bar.name}: ${isNaN(of(bar)) ? "none" : show(of(bar))}${bad(bar) ? `, ${bad(bar)} failed` : ""}`);
+/** A chart over time: bars for counts, points for what is measured. A period without a value has a tick on the axis. */
+function Bars({ title, total, bars, of, bad = () => 0, most, show, isLine, children }: { title: string; total: string; bars: Sum[]; of: (sum: Sum) => number; bad?: (sum: Sum) => number; most?: number; show: (value: number) => string; isLine?: true; children?: ComponentChildren }): VNode {
+  const values = bars.map(of);
+  const top = most ?? (Math.max(...values.filter(isFinite)) || 1);
+  const texts = bars.map((bar, index) => `${bar.name}: ${isFinite(values[index]!) ? show(values[index]!) : "none"}${bad(bar) ? `, ${bad(bar)} failed` : ""}`);
   return (
     <figure class="panel">
-      <figcaption class="row"><span class="quiet">{title}</span><strong>{total}</strong><span class="space" /><small>{children}</small></figcaption>
-      <div class="plot" role="img" aria-label={`${title}. ${texts.filter((_, index) => isFinite(of(bars[index]!))).join(". ")}`}>
+      <figcaption><span class="quiet">{title}</span><span class="row"><strong>{total}</strong><small>{children}</small></span></figcaption>
+      <div class={`plot ${isLine ? "line" : ""}`} role="img" aria-label={`${title}. ${texts.filter((_, index) => isFinite(values[index]!)).join(". ")}`}>
         {bars.map((bar, index) => (
-          <div key={index} title={texts[index]}>
-            <i style={{ height: `${(100 * (values[index]! - bad(bar))) / top}%` }} />
+          <div key={index} title={texts[index]} class={values[index] ? "" : "none"}>
+            <i style={{ height: `${(100 * ((values[index] || 0) - bad(bar))) / top}%` }} />
             <i class="bad" style={{ height: `${(100 * bad(bar)) / top}%` }} />
           </div>
         ))}
       </div>
-      <p class="row"><small>{bars[0]!.name}</small><span class="space" />{!most && values.some(Boolean) && <small>highest: {show(top)}</small>}<span class="space" /><small>{bars.at(-1)!.name}</small></p>
+      <p class="row"><small>{bars[0]!.name}</small><span class="space" />{values.some(Boolean) && <small>{most ? "top" : "highest"}: {show(top)}</small>}<span class="space" /><small>{bars.at(-1)!.name}</small></p>
     </figure>
   );
 }

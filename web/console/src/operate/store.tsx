@@ -3,62 +3,30 @@
 import type { ExplanationJson, SettingsChangeJson, SettingsJson, SettingsLayerJson } from "@pawl/client";
 import type { VNode } from "preact";
 
+import { type Action, Actions } from "../actions";
 import { Badge, Skeleton, type Tone } from "../design/parts";
 import { type Column, Table } from "../design/table";
 import { type Editing, useEditor } from "../editor";
-import type { FieldSpec, Option } from "../fields";
+import type { FieldSpec } from "../fields";
 import { time } from "../format";
 import { Below, useRead } from "../resource";
-import { may, pawl, who } from "../state";
+import { may, pawl } from "../state";
 import { visible } from "../visible";
+import LABELS from "./settings.json";
 
 const UPDATE = "settings.v1.SettingsService/UpdateSettings";
-/** Names of settings by group, with what they mean. Settings without a text here are in the last group. */
-const GROUPS: [string, Record<string, [label: string, hint: string]>][] = [
-  ["Features", {
-    runs: ["Runs", "Start runs of any kind."],
-    background: ["Background work", "Start jobs, workflows and goals."],
-    delegation: ["Delegation", "Runs may start runs of other agents."],
-    schedules: ["Schedules", "Schedules fire."],
-    triggers: ["Triggers", "Triggers fire."],
-  }],
-  ["Runs at the same time", {
-    active_runs: ["Active runs", "More runs wait in the queue."],
-    active_runs_per_user: ["Active runs per user", "More runs of a user wait in the queue."],
-    background_runs: ["Background runs", "In addition to the active runs."],
-    weight: ["Weight", "Turns of this store compared with others, 1 to 100."],
-  }],
-  ["Tokens", {
-    daily_tokens: ["Tokens per day", "Of all runs. Once they are used up, runs wait until the day ends (UTC)."],
-    monthly_tokens: ["Tokens per month", "Of all runs."],
-    daily_tokens_per_user: ["Tokens per day and user", "Of all runs of each user."],
-    monthly_tokens_per_user: ["Tokens per month and user", "Of all runs of each user."],
-    model_requests_per_minute: ["Model requests per minute", "More requests wait."],
-    model_tokens_per_minute: ["Model tokens per minute", "More requests wait."],
-  }],
-  ["Each run", {
-    rounds_max: ["Rounds", "A run that asks for more gets this value."],
-    calls_per_round_max: ["Calls in a round", ""],
-    model_attempts_max: ["Attempts of a model call", ""],
-    agent_depth_max: ["Depth of delegation", ""],
-    total_tokens_max: ["Token budget", ""],
-    tool_timeout_seconds: ["Timeout of a tool (s)", ""],
-    round_timeout_seconds: ["Timeout of a round (s)", ""],
-    run_timeout_seconds: ["Timeout of a run (s)", ""],
-    provider_wait_seconds: ["Wait for the model server (s)", ""],
-  }],
-  ["Models", { models: ["Models", "That agents may use."], model_server: ["Model server", "Set by a deployment key."] }],
-];
+/** Labels and meanings of settings by name, by group. Others are in the last group. */
+const GROUPS = Object.entries(LABELS as unknown as Record<string, Record<string, [label: string, hint: string]>>);
 const LAYERS: Record<string, [Tone, string]> = { SETTINGS_LAYER_STORE: ["accent", "Store"], SETTINGS_LAYER_CEILING: ["info", "Ceiling"], SETTINGS_LAYER_DEPLOYMENT: ["info", "Deployment"] };
 const NUMBER = /^\d+$/;
+const isSwitch = (value: string): boolean => value === "on" || value === "off";
 
 const text = (value: string): string => (NUMBER.test(value) ? Number(value).toLocaleString() : visible(value));
 
-const models = async (): Promise<Option[]> => [[who.value?.deployment?.model ?? "", ""]];
 const LIMITS = GROUPS.slice(1, 4).flatMap(([group, all]) =>
   Object.entries(all).map(([name, [label, hint]]): FieldSpec => ({ at: `limits.${name}`, label, hint, kind: "number", half: true, ...(group === "Each run" ? { more: true } : {}) })),
 );
-const FIELDS: FieldSpec[] = [...LIMITS, { at: "models", label: "Models", kind: "lines", load: models, hint: "One per line. Without one, all models that the deployment allows." }];
+const FIELDS: FieldSpec[] = [...LIMITS, { at: "models", label: "Models", kind: "lines", hint: "One per line. Without one, all models that the deployment allows." }];
 
 async function read(layer: SettingsLayerJson): Promise<SettingsJson> {
   return (await pawl.settings.getSettings({ layer })).settings ?? {};
@@ -66,13 +34,13 @@ async function read(layer: SettingsLayerJson): Promise<SettingsJson> {
 
 export function StoreSettings(): VNode {
   const [found, reload] = useRead(async () => {
-    const [{ explanations = [] }, ceiling, own] = await Promise.all([pawl.settings.explainSettings({}), read("SETTINGS_LAYER_CEILING"), read("SETTINGS_LAYER_STORE")]);
-    return { explanations, ceiling, own };
+    // Only deployment keys may read their layer, and the local key.
+    const deployed = read("SETTINGS_LAYER_DEPLOYMENT").catch(() => undefined);
+    const [{ explanations = [] }, ceiling, own, deployment] = await Promise.all([pawl.settings.explainSettings({}), read("SETTINGS_LAYER_CEILING"), read("SETTINGS_LAYER_STORE"), deployed]);
+    return { explanations, ceiling, own, deployment };
   });
   const editing: Editing<SettingsJson> = {
-    name: "Edit limits",
-    method: UPDATE,
-    plain: true,
+    name: "Edit limits", method: UPDATE, plain: true,
     value: ({ limits, models: allowed }) => ({ limits: Object.fromEntries(Object.entries(limits ?? {}).map(([name, value]) => [name, Number(value)])), models: allowed ?? [] }),
     // Without a value of the store's own, the present one applies.
     fields: FIELDS.map((field) => ({ ...field, ...(field.kind === "number" ? { placeholder: found?.explanations.find(({ name }) => field.at === `limits.${name}`)?.value ?? "" } : {}) })),
@@ -82,18 +50,30 @@ export function StoreSettings(): VNode {
       return "Saved. It applies within five seconds.";
     },
   };
-  const { button, form } = useEditor(found && may(UPDATE) ? editing : undefined, found?.own ?? {}, reload);
+  const { button, form, isOpen } = useEditor(found && may(UPDATE) ? editing : undefined, found?.own ?? {}, reload);
   if (!found) return <Skeleton />;
-  const { explanations, ceiling } = found;
+  if (isOpen) return <>{form}</>;
+  const { explanations, ceiling, deployment } = found;
   const ceilingOf = ({ name = "", layer, value = "" }: ExplanationJson): string => ceiling.limits?.[name] ?? (layer === "SETTINGS_LAYER_DEPLOYMENT" ? value : "");
   const known = new Set(GROUPS.flatMap(([, all]) => Object.keys(all)));
   const groups = [...GROUPS, ["Others", Object.fromEntries(explanations.filter(({ name = "" }) => !known.has(name)).map(({ name = "" }) => [name, [name, ""]]))] as (typeof GROUPS)[number]];
-  const columns = (all: (typeof GROUPS)[number][1]): Column<ExplanationJson>[] => [
-    { name: "Setting", of: ({ name = "" }) => <b title={name}>{all[name]?.[0]}</b>, under: ({ name = "" }) => all[name]?.[1] },
-    { name: "Value", size: 104, of: ({ value = "" }) => (value === "on" || value === "off" ? <Badge tone={value === "on" ? "ok" : "warn"}>{value}</Badge> : text(value)) },
-    { name: "Ceiling", size: 112, priority: 3, of: (each) => text(ceilingOf(each)) || <span class="quiet">–</span> },
-    { name: "Decided by", size: 112, priority: 2, of: ({ layer = "" }) => <Badge tone={LAYERS[layer]?.[0] ?? "grey"}>{LAYERS[layer]?.[1] ?? "Default"}</Badge> },
-    { name: "Why", priority: 3, of: ({ reason, layer }) => <span class="quiet">{layer || !/^No layer/.test(reason ?? "") ? visible(reason ?? "") : ""}</span> },
+  const turn = (state: "OFF" | "ALL", { name = "" }: ExplanationJson): Promise<unknown> =>
+    pawl.settings.updateSettings({ settings: { layer: "SETTINGS_LAYER_DEPLOYMENT", version: deployment?.version ?? "0", switches: { [name]: { state: `SWITCH_STATE_${state}` } } } });
+  const turns: Action<ExplanationJson>[] = [
+    { name: "Switch off", method: UPDATE, bad: true, when: ({ value }) => value === "on", run: (each) => turn("OFF", each) },
+    { name: "Switch on", method: UPDATE, when: ({ value }) => value === "off", run: (each) => turn("ALL", each) },
+  ];
+  const columns = (all: (typeof GROUPS)[number][1], some: ExplanationJson[]): Column<ExplanationJson>[] => [
+    {
+      name: "Setting",
+      of: ({ name = "" }) => <b title={name}>{all[name]?.[0]}</b>,
+      under: ({ name = "", reason = "", layer }) => <span class="whole">{all[name]?.[1]} {(layer || !/^(No layer|Set when)/.test(reason)) && visible(reason)}</span>,
+    },
+    { name: "Value", size: 120, num: true, priority: 1, of: ({ value = "" }) => (isSwitch(value) ? <Badge tone={value === "on" ? "ok" : "bad"}>{value}</Badge> : text(value)) },
+    ...(some.some(ceilingOf) ? [{ name: "Ceiling", size: 112, num: true, priority: 3, of: (each: ExplanationJson) => text(ceilingOf(each)) } as const] : []),
+    ...(some.some(({ value = "" }) => isSwitch(value))
+      ? deployment && may(UPDATE) ? [{ name: "Change", size: 150, num: true, priority: 1, of: (each: ExplanationJson) => <Actions all={turns} item={each} onDone={reload} /> } as const] : []
+      : [{ name: "Decided by", size: 112, priority: 2, num: true, of: ({ layer }: ExplanationJson) => (LAYERS[layer ?? ""] ? <Badge tone={LAYERS[layer ?? ""]![0]}>{LAYERS[layer ?? ""]![1]}</Badge> : <span class="quiet">Default</span>) } as const]),
   ];
   return (
     <>
@@ -104,7 +84,13 @@ export function StoreSettings(): VNode {
       {form}
       {groups.map(([group, all]) => {
         const some = explanations.filter(({ name = "" }) => name in all);
-        return some.length > 0 && <section key={group}><h2>{group}</h2><Table name={group} columns={columns(all)} items={some} /></section>;
+        return some.length > 0 && (
+          <section key={group}>
+            <h2>{group}</h2>
+            {group === "Features" && <p class="quiet">{deployment ? "A switch applies to all stores. Open runs keep the features with which they started." : "These switches apply to all stores. Only a deployment key can change them."}</p>}
+            <Table name={group} columns={columns(all, some)} items={some} />
+          </section>
+        );
       })}
       <Below<SettingsChangeJson>
         key={found.own.version}

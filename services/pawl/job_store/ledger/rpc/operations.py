@@ -22,7 +22,7 @@ from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.ledger.ports import Limits, LimitsOf
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, run_limits, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, decide, people_needed, series_from
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
@@ -269,7 +269,7 @@ def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
-def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
+def send(request: ledger_pb2.SendCommandRequest, limits_of: LimitsOf) -> Send:
     """Return the operation for a SendCommand request. Modifies the request, which must not be used again."""
     entry = request.command
     command_id = CommandId(check_id(entry.command_id, "command.command_id"))
@@ -285,8 +285,9 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         raise InvalidField("as_operator applies only to resolve, redrive and cancel", field="as_operator")
     if isinstance(command, Redrive) and not request.as_operator:
         raise InvalidField("redrive requires as_operator", field="as_operator")
+    run = run_key(request)
     return Send(
-        run=run_key(request),
+        run=run,
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
         # A tool may return different previews for the same arguments.
@@ -295,7 +296,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
         session_id=check_id(request.session_id, "session_id", optional=True),
-        inbox_limits=limits.inbox,
+        inbox_limits=limits_of(run.store_id).inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
         people=user_ids(request.people),

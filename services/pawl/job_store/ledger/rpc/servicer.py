@@ -164,7 +164,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
-        receipt = await self._write(operations.send(request, self._ledger.limits), size_bytes, request.store_id)
+        receipt = await self._write(operations.send(request, self._ledger.limits_of), size_bytes, request.store_id)
         response = pb.SendCommandResponse(
             outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
             reason=receipt.reason,
@@ -187,7 +187,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         conversation_id = check_id(request.conversation_id, "conversation_id")
         started_by = RunId(check_id(request.caller_run_id, "caller_run_id", optional=True))
-        operation = operations.send(sent, self._ledger.limits)
+        operation = operations.send(sent, self._ledger.limits_of)
         operation = replace(operation, reports_to=conversation_id, started_by=started_by)
         receipt = await self._write(operation, sent.ByteSize(), sent.store_id)
         if receipt.run is None:

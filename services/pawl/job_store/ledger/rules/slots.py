@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Protocol
 
 import msgspec
 
@@ -24,28 +23,15 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     background_per_store: int = 100
     weight: int = 1
 
-    @property
-    def default(self) -> SlotLimits:
-        return self
 
-    def of(self, _store_id: StoreId) -> SlotLimits:
-        return self
+class StoreSlots(msgspec.Struct):
+    """The default limits, and the limits of stores that have their own. Both change with the settings."""
 
-    @property
-    def overrides(self) -> Mapping[StoreId, SlotLimits]:
-        return {}
+    default: SlotLimits
+    overrides: Mapping[StoreId, SlotLimits] = {}
 
-
-class StoreSlots(Protocol):
-    """The default limits, and the limits of stores that have their own."""
-
-    @property
-    def default(self) -> SlotLimits: ...
-
-    @property
-    def overrides(self) -> Mapping[StoreId, SlotLimits]: ...
-
-    def of(self, store_id: StoreId, /) -> SlotLimits: ...
+    def of(self, store_id: StoreId) -> SlotLimits:
+        return self.overrides.get(store_id, self.default)
 
 
 class DueRun(msgspec.Struct, frozen=True, kw_only=True):

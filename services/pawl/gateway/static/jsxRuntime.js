@@ -1,1 +1,0 @@
-import{f as e}from"./hooks.js";var t=Symbol.for(`pv`),n=0;Array.isArray;function r(r,i,a,o,s,c){i||={};var l,u,d=i;if(`ref`in d&&typeof r!=`function`)for(u in d={},i)u==`ref`?l=i[u]:d[u]=i[u];var f={type:r,props:d,key:a,ref:l,__k:null,__:null,__b:0,__e:null,__c:null,constructor:t,__v:--n,__i:-1,__u:0};return(s||c)&&(f.__source=s,f.__self=c),e.vnode&&e.vnode(f),f}export{r as t};
