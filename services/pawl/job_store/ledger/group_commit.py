@@ -1,9 +1,9 @@
 """Group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one fills up. If operations arrive concurrently, a writer also waits briefly
-for more. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under light
-load, there is no second group, because small groups cost nearly as much as large ones. Rows are locked in the database,
-so any number of replicas can do this concurrently.
+for more, but foreground operations wait only for others of their kind. Under load, a second group is written in
+parallel, so that a slow disk does not block everyone. Under light load, there is no second group, because small groups
+cost nearly as much as large ones. Rows are locked in the database, so any number of replicas can do this concurrently.
 
 Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
 stores take turns, so that a busy store delays only itself.
