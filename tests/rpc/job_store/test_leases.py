@@ -101,7 +101,7 @@ async def test_a_claim_does_not_look_again_for_background_runs_that_it_may_not_t
     for number in range(9):
         await user.submit(conversation_id=f"c{number}")
     await database.execute("UPDATE job_store.runs SET in_background = true")
-    limits = SlotLimits(per_store=20, per_user=20, background_per_store=slots)
+    limits = StoreSlots(SlotLimits(per_store=20, per_user=20, background_per_store=slots))
     leases = PostgresLeases(database, limits, crashes_max=3)
     pick = AsyncMock(wraps=leases._due_runs.pick)
     monkeypatch.setattr(leases._due_runs, "pick", pick)
