@@ -26,6 +26,7 @@ _PARTS: Final = ("start", "guides", "reference", "design", "images", "examples")
 _ELSEWHERE: Final = {
     "web/client/README.md": "reference/typescript-client.md",
     "tests/faults/README.md": "design/faults.md",
+    "tests/requirements.md": "design/requirements.md",
     "bench/results/README.md": "design/targets.md",
     ".env.example": "reference/settings.md",
     "deploy/alerts.yml": "reference/alerts.md",

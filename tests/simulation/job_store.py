@@ -7,7 +7,7 @@ row, which every write replaces.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.descriptor_pool import Default
@@ -104,6 +104,9 @@ class CachingReads(MemoryReads):
             conversation = self._tables.conversation_of(loaded.run)
             self._cache.put_loaded(loaded.run, conversation, loaded.calls, loaded.run)
         return loaded
+
+    async def load_first(self, claims: Mapping[RunKey, int]) -> dict[RunKey, Loaded]:
+        return {key: await self.load(key, epoch) for key, epoch in claims.items()}
 
 
 def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: Announcer) -> Ports:

@@ -37,7 +37,7 @@ def test_no_file_contains_a_path_in_a_home_folder() -> None:
 
 
 def test_every_requirement_id_has_a_page() -> None:
-    page = (tree.ROOT / "docs/reference/requirements.md").read_text(encoding="utf-8")
+    page = (tree.ROOT / "tests/requirements.md").read_text(encoding="utf-8")
     named = {found for path in tree.files() for found in REQUIREMENT.findall(path.read_text(encoding="utf-8"))}
     assert {name for name in named if f"**{name}**" not in page} == set()
 

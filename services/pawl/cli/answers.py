@@ -83,16 +83,16 @@ def result_of(line: str, call: call_pb2.Call) -> types_pb2.ToolResult:
 
 def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
     approval = call.approval
-    whole = " The series is approved." if decision.for_series else ""
+    whole = " for the whole series" if decision.for_series else ""
     match decision.kind:
         case call_pb2.DECISION_KIND_APPROVE if approval.approvals_required > 1:
             return f"Approved: {len(approval.approvals) + 1} of {approval.approvals_required}."
         case call_pb2.DECISION_KIND_APPROVE:
-            return f"Approved.{whole}"
+            return f"Approved{whole}."
         case call_pb2.DECISION_KIND_EDIT if approval.approvals_required > 1:
             return f"Edited and approved: 1 of {approval.approvals_required}."
         case call_pb2.DECISION_KIND_EDIT:
-            return f"Approved with your arguments.{whole}"
+            return f"Approved with your arguments{whole}."
         case call_pb2.DECISION_KIND_REJECT:
             return "Rejected." if call.state != call_pb2.CALL_STATE_ASKED else "Declined to answer."
         case _:

@@ -430,4 +430,4 @@ async def complete(
         raise CommandError("Specify --result JSON or --error TEXT.")
     value = None if result is None else json_of(result, "--result", "Put text in quotes.")
     known = await target.complete_call(secret_of(token), value, error=error)
-    say(console, "The call was already completed in the same way." if known else "Completed.")
+    say(console, "The call was already completed with the same result." if known else "Completed.")

@@ -70,7 +70,7 @@ def job_id(content: str | None) -> str:
 
 
 def notice_text(notice: Mapping[str, Any]) -> str:
-    job = f"The job {notice.get('tool')}"
+    job = f"The {notice.get('tool')} job"
     outcome = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
     outcome = outcome.removesuffix(".")
     if "report" in notice:
@@ -80,7 +80,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
         return f"{job}, iteration {notice['iteration']}: {outcome}."
     if notice.get("state") == "CANCELLED":
         return f"{job} was stopped."
-    return f"{job} has ended, {str(notice.get('state')).lower()}: {outcome}."
+    return f"{job} has {str(notice.get('state')).lower()}: {outcome}."
 
 
 def note(content: str | None) -> str:
@@ -217,7 +217,7 @@ def _outcome(result: Result, task: str) -> str:
         return f"I could not {task} ({result.name}): {refused}"
     job = job_id(result.content)
     if job:
-        return f"I started to {task} in the background, as the job {job}."
+        return f"I started a background job to {task}: {job}."
     text = describe(result.content)
     if result.name == "calculate":
         return f"{task.removeprefix('work out ')} = {text}."

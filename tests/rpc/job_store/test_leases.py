@@ -34,23 +34,25 @@ def ids(runs: Any) -> list[str]:
     return [run.run_id for run in runs]
 
 
-async def test_small_claim_includes_its_runs_data(user: User) -> None:
-    await user.submit("hello", conversation_id="c")
+async def test_a_claim_includes_the_data_of_few_runs_and_of_first_runs(user: User) -> None:
+    async def check(run: pb.ClaimedRun) -> None:
+        request = pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
+        (loaded,) = [part async for part in user.stub.LoadRun(request)]
+        assert [message.text for message in run.loaded.messages] == ["hello"]
+        for each in (loaded, run.loaded):
+            each.ClearField("now")
+        assert run.loaded == loaded
+
+    await user.submit("hello", conversation_id="c", options={"tool_names": ["look_up"]})
     (run,) = await user.claim()
-    (loaded,) = [
-        part
-        async for part in user.stub.LoadRun(
-            pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
-        )
-    ]
-    assert [message.text for message in run.loaded.messages] == ["hello"]
-    for each in (loaded, run.loaded):
-        each.ClearField("now")
-    assert run.loaded == loaded
+    await check(run)
+    await user.talk("hello", "Hi.", conversation_id="c0")
     for number in range(5):
-        await user.submit(conversation_id=f"c{number}")
-    many = await user.claim(runs_max=8)
-    assert [each.HasField("loaded") for each in many] == [False] * 5
+        await user.submit("hello", conversation_id=f"c{number}")
+    second, *firsts = await user.claim(runs_max=8)
+    assert (second.HasField("loaded"), len(firsts)) == (False, 4)
+    for run in firsts:
+        await check(run)
 
 
 async def test_an_idle_worker_learns_when_the_first_run_or_lease_is_due(user: User) -> None:

@@ -79,7 +79,7 @@ def test_an_agent_calls_a_workflow_in_the_background_and_a_token_ends_its_wait(
     file.write_text(json.dumps({"name": "order", "description": "Order.", "as_tool": True, "nodes": nodes}))
     examples.succeed("workflows", "save", str(file))
     run_id = examples.succeed("run", "--detach", 'call order with {"_executeAsync": true}').strip()
-    assert "in the background, as the job" in examples.succeed("watch", run_id)
+    assert "started a background job to" in examples.succeed("watch", run_id)
     waits = examples.until(lambda jobs: "waiting\torder" in jobs, "jobs", "list")
     link = folder(examples) / "link.txt"
     examples.until(lambda _: link.exists(), "jobs", "list")

@@ -153,7 +153,7 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
     for each in (page, phone):
         await done(each, 2)
         await expect(each.locator(".turn")).to_have_count(2)
-        await expect(each.locator(".turn").last).to_contain_text("has ended, completed: finished.")
+        await expect(each.locator(".turn").last).to_contain_text("has completed: finished.")
         await expect(each.get_by_role("status").filter(has_text="Hold once")).to_have_count(0)
     # GetRun marks a run as seen. The menu reads its two counts after each notification.
     assert {*calls} <= {"stream", "GetRun", "ListAttention", "ListNotifications"}
@@ -166,7 +166,7 @@ async def test_a_call_of_a_job_can_be_approved_in_its_conversation(open_page: Ne
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
     await done(page, 2)
     await expect(page.locator(".card.wait")).to_have_count(0)
-    await expect(page.locator(".turn").last).to_contain_text("has ended, completed")
+    await expect(page.locator(".turn").last).to_contain_text("has completed")
 
 
 async def test_steering_message_appears_where_it_was_received(open_page: NewPage, model: Model) -> None:

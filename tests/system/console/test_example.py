@@ -136,7 +136,7 @@ async def test_turn_of_a_job_appears_and_the_job_can_be_stopped(page: Page, tmp_
     await expect(page.get_by_role("status")).to_contain_text("hold_once", timeout=90_000)
     (tmp_path / "first.go").touch()
     await expect(page.locator(".notice")).to_have_count(1, timeout=90_000)
-    await expect(page.locator("section").last).to_contain_text("has ended, completed: finished.")
+    await expect(page.locator("section").last).to_contain_text("has completed: finished.")
     await say(page, background(tmp_path / "second"))
     await page.get_by_role("button", name="Stop it").click(timeout=90_000)
     await expect(page.get_by_role("status")).to_have_count(0, timeout=90_000)
@@ -166,20 +166,20 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
 
 
 async def test_a_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:
-    await copilot.say('call paint with {"colour": "rgb(1, 2, 3)"}')
+    await copilot.say('call paint with {"color": "rgb(1, 2, 3)"}')
     await copilot.ends("The page is rgb(1, 2, 3).")
     await expect(copilot.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")
 
 
 async def test_copilotkit_shows_the_turn_of_a_job_and_keeps_what_is_being_typed(copilot: Chat, tmp_path: Path) -> None:
     await copilot.say(background(tmp_path / "effects"))
-    await copilot.ends("in the background")
+    await copilot.ends("background job")
     box = copilot.page.get_by_test_id("copilot-chat-textarea")
     await box.fill("what is 17 ")
     (tmp_path / "effects.go").touch()
-    await copilot.ends("has ended, completed: finished.")
+    await copilot.ends("has completed: finished.")
     await expect(box).to_have_value("what is 17 ")
     await copilot.say("what is 17 * 23")
     await copilot.ends("391")
     said = await copilot.answers.all_inner_texts()
-    assert [sum(text in each for each in said) for text in ("I started to", "has ended", "391")] == [1, 1, 1]
+    assert [sum(text in each for each in said) for text in ("I started a", "has completed", "391")] == [1, 1, 1]

@@ -187,7 +187,7 @@ async def test_document_is_uploaded_read_and_deleted(open_page: NewPage) -> None
 async def test_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     page = await open_page(user="watcher")
     await say(page, "in the background, every 300 seconds, 5 times: what is 6 * 7")
-    await expect(page.locator(".turn").first).to_contain_text("I started to")
+    await expect(page.locator(".turn").first).to_contain_text("I started a")
     await page.get_by_role("link", name="Background", exact=True).click()
     row = page.get_by_role("row", name=re.compile("Calculate"))
     await row.get_by_role("button", name="Pause").click()

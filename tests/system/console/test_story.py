@@ -172,7 +172,7 @@ async def play(window: ConsoleWindow | CopilotKitWindow, suite: Suite, pawl: Asy
     conversation_id = await window.conversation_id(pawl)
     await started(pawl, conversation_id, 1)
     await restarted(suite, pawl)
-    await window.answered(1, "in the background")
+    await window.answered(1, "background job")
 
     await window.say(asked[1])
     await started(pawl, conversation_id, 2)

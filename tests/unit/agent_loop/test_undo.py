@@ -102,7 +102,7 @@ async def test_an_undo_runs_inverses_in_reverse_order_without_model_calls() -> N
     run = world.ledger.run(by)
     assert run.state is RunState.COMPLETED
     assert run.output_text.splitlines() == [
-        f"Undo of run {key.run_id}: 2 of 3 calls with effects were undone.",
+        f"Undo of run {key.run_id}: undid 2 of 3 calls with effects.",
         "- write (Take the write back) undone",
         "- write (Take the write back) undone",
         "- mail cannot be undone: Its tool does not support undo.",

@@ -163,10 +163,10 @@ NOTICES = (
     '{"job_id":"run_4","tool":"count","state":"RUNNING","report":50,"percent":50,"progress":"shelf 30 of 60"}]'
 )
 REPORTED = (
-    "The job calculate has ended, completed: 42.\n\n"
-    'The job probe, iteration 3: {"value": "then what is 1 + 1"}.\n\n'
-    "The job probe has ended, failed: no such host.\n\n"
-    "The job count is 50% done: shelf 30 of 60."
+    "The calculate job has completed: 42.\n\n"
+    'The probe job, iteration 3: {"value": "then what is 1 + 1"}.\n\n'
+    "The probe job has failed: no such host.\n\n"
+    "The count job is 50% done: shelf 30 of 60."
 )
 
 
@@ -175,7 +175,7 @@ def test_started_jobs_are_named_and_job_notices_are_repeated() -> None:
     prompt = "in the background: what is 6 * 7"
     started = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')
     last = ask(prompt, after=started)
-    assert last.text == "I started to work out 6 * 7 in the background, as the job run_1. (It goes on.)"
+    assert last.text == "I started a background job to work out 6 * 7: run_1. (It goes on.)"
     answer, notices = {"role": "assistant", "content": last.text}, {"role": "user", "content": NOTICES}
     turn = ask(prompt, after=(*started, answer, notices))
     assert (turn.tool_calls, turn.text) == ((), REPORTED)

@@ -13,6 +13,9 @@ import { Below, paged, type Resource, useRead } from "./resource";
 import { ago, clock, go, lasted, moment, pawl, STATES, word } from "./state";
 import { visible } from "./visible";
 
+const seconds = ({ createTime = "", endTime }: RunJson): number => Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(createTime)) / 1000;
+export const duration = (run: RunJson): string => lasted(seconds(run));
+
 const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"];
 const TABS: [string, string, RunStateJson[]][] = [
   ["", "All", []],
@@ -99,14 +102,6 @@ async function retry({ runId = "", conversationId = "", workflow, agent }: RunJs
 
 export function kindOf({ workflow, job, goal, agent }: RunJson): string {
   return workflow ? `workflow ${workflow.name}` : job ? `job ${job.toolName}` : goal ? "goal" : (agent?.name ?? "default");
-}
-
-function seconds({ createTime = "", endTime }: RunJson): number {
-  return Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(createTime)) / 1000;
-}
-
-export function duration(run: RunJson): string {
-  return lasted(seconds(run));
 }
 
 /** What came of a run: its failure, what it waits for, or its answer. */

@@ -187,7 +187,7 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> 
     if not found:
         return f"{head}: there was nothing to undo."
     undone = sum(each.state is UndoState.UNDONE for each in found)
-    lines = [f"{head}: {undone} of {len(found)} calls with effects {'was' if undone == 1 else 'were'} undone."]
+    lines = [f"{head}: undid {undone} of {len(found)} calls with effects."]
     lines += map(_report_line, found[:_REPORT_LINES_MAX])
     if len(found) > _REPORT_LINES_MAX:
         lines.append(f"- and {len(found) - _REPORT_LINES_MAX} more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from pawl.chassis.ids import CallKey, ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
@@ -15,6 +15,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.forks import Forks
 from pawl.job_store.ledger.group_commit import GroupCommit, Lane
 from pawl.job_store.ledger.ports import LimitsOf, Ports
+from pawl.job_store.ledger.reading import Claimed, Loaded
 from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
 from pawl.job_store.ledger.rules.command import Cancel, Send
@@ -31,6 +32,12 @@ _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
 # Size of an operation on many rows within its group.
 _SWEEP_BYTES: Final = 64 * 1024
+
+# Runs of larger claims are not loaded one by one, because loading one run would delay the others.
+RUNS_LOADED_MAX: Final = 4
+# A longer conversation is not loaded with a claim. Its worker may have cached most of it, and a very long conversation
+# would not fit into one part.
+MESSAGES_LOADED_MAX: Final = 64
 
 T = TypeVar("T")
 
@@ -56,6 +63,23 @@ class Ledger:
         # Do this even if nothing was released, because only that worker may have known when a parked run is due.
         await self._announcer.work_ready()
         return released
+
+    async def load_claimed(self, claimed: Sequence[Claimed]) -> dict[RunKey, Loaded]:
+        """Load a claim's new runs together and, if there are few, others with few messages one by one.
+
+        No client holds any of these runs' calls, so they do not change before they are loaded. A run that cannot be
+        loaded is left out: LoadRun will report why.
+        """
+        quiet = {RunKey(claim.store_id, claim.run_id): claim for claim in claimed if claim.is_quiet}
+        new = {key: claim.epoch for key, claim in quiet.items() if claim.last_number == 1}
+        loaded = await _or_nothing(self.reads.load_first(new)) if new else {}
+        for key, claim in quiet.items() if len(claimed) <= RUNS_LOADED_MAX else ():
+            if key not in loaded and claim.last_number <= MESSAGES_LOADED_MAX:
+                loaded |= await _or_nothing(self._load(key, claim.epoch))
+        return loaded
+
+    async def _load(self, key: RunKey, epoch: int) -> dict[RunKey, Loaded]:
+        return {key: await self.reads.load(key, epoch)}
 
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
@@ -169,6 +193,14 @@ class Ledger:
                 _log.error("ledger.sweep_failed", key=keys[0], error=type(error).__name__)
                 return 0
             return sum([await self._sweep_store(store_id, [key], operation) for key in keys])
+
+
+async def _or_nothing(loading: Awaitable[dict[RunKey, Loaded]]) -> dict[RunKey, Loaded]:
+    try:
+        return await loading
+    except Exception as error:  # noqa: BLE001  # the runs are claimed already
+        _log.info("runs.not_loaded", error=type(error).__name__)
+        return {}
 
 
 def _store_of_run(run: RunKey) -> StoreId:

@@ -323,6 +323,9 @@ class Reads(Protocol):
             LeaseLost: The caller no longer holds the run.
         """
 
+    async def load_first(self, claims: Mapping[RunKey, int]) -> dict[RunKey, Loaded]:
+        """Load those of the claimed runs that are new and alone in their conversation. `claims` maps them to epochs."""
+
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         """Return the unread commands of a run in order of arrival, and the notices for it.
 

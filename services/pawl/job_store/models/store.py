@@ -49,14 +49,14 @@ ON CONFLICT (store_id, model_call_id) DO UPDATE
 SET tokens = 0, expire_time = excluded.expire_time, ended = true WHERE NOT c.ended RETURNING true
 """
 _LOCK_BUDGETS: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.model_calls'), hashtext($1))"
-# The sums exclude the new call.
+# The sums exclude the new call, because a statement does not see its own changes.
 _RESERVE: Final = f"""
 WITH started AS ({_START})
 SELECT EXISTS (SELECT FROM started) AS is_new, coalesce(sum(tokens), 0)::bigint AS of_store,
     coalesce(sum(tokens) FILTER (WHERE user_id = $3), 0)::bigint AS of_user,
     coalesce(sum(tokens) FILTER (WHERE agent_name = $4), 0)::bigint AS of_agent
 FROM job_store.model_calls
-WHERE store_id = $1 AND model_call_id <> $2 AND NOT ended AND expire_time > clock_timestamp()
+WHERE store_id = $1 AND NOT ended AND expire_time > clock_timestamp()
 """
 _REPORT_SERVERS: Final = """
 INSERT INTO job_store.model_servers (store_id, model_server, report_time)

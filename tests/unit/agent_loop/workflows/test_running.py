@@ -348,7 +348,7 @@ async def test_undoing_a_run_undoes_the_runs_below_it_in_reverse_order() -> None
     assert (await worked(world, key)).state is RunState.COMPLETED
     undoing = await undo_of(world, key)
     assert undone(world) in ([4, 3, 2, 1], [4, 2, 3, 1])
-    assert "4 of 4 calls with effects were undone" in undoing.output_text
+    assert "undid 4 of 4 calls with effects" in undoing.output_text
 
 
 async def test_failed_node_with_on_error_undo_undoes_all_effects_before_the_run_fails() -> None:
@@ -370,7 +370,7 @@ async def test_an_undo_that_cannot_revert_a_call_fails_and_so_does_the_run() -> 
     failure = present(undoing.failure)
     assert (undoing.state, failure.reason) == (RunState.FAILED, "UNDO_INCOMPLETE")
     assert failure.message == "1 of 1 calls could not be undone: write: It was changed."
-    assert "0 of 1 calls with effects were undone" in undoing.output_text
+    assert "undid 0 of 1 calls with effects" in undoing.output_text
     incomplete = f"Not everything was undone: run {undoing.run_id} ended with UNDO_INCOMPLETE."
     assert incomplete in present(run.failure).message
 

@@ -1,4 +1,4 @@
-"""The order in which a batch's calls may start, as defined by D1 (docs/reference/requirements.md).
+"""The order in which a batch's calls may start, as defined by D1 (tests/requirements.md).
 
 Read-only and parallel-safe calls start immediately, unless an earlier open call of the batch shares a resource key.
 Other backend calls and delegated calls are serial. A serial call waits for the serial calls before it. It also waits

@@ -22,7 +22,7 @@ from pawl.job.v1 import ledger_pb2_grpc
 from pawl.job_store.ledger.group_commit import Lane
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token, page_size, read_token
-from pawl.job_store.ledger.reading import PendingFilter, RunFilter, RunView
+from pawl.job_store.ledger.reading import Loaded, PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
 from pawl.job_store.ledger.rpc.fields import fingerprint
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
@@ -35,11 +35,6 @@ from pawl.values import CommandOutcome
 T = TypeVar("T")
 
 RUNS_PER_CLAIM_MAX: Final = 64
-# Larger claims are answered without loaded runs, because loading one run would delay the others.
-RUNS_LOADED_MAX: Final = 4
-# A longer conversation is not loaded with a claim. Its worker may have cached most of it, and a very long conversation
-# would not fit into one part.
-MESSAGES_LOADED_MAX: Final = 64
 EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
 CHANGED_MESSAGES_MAX: Final = 200
@@ -65,9 +60,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         operation = operations.submit(request, self._ledger.limits_of)
-        submitted = await self._write(
-            operation, request.ByteSize(), request.store_id, in_background=bool(operation.program)
-        )
+        in_background = bool(operation.program)
+        submitted = await self._write(operation, request.ByteSize(), request.store_id, in_background=in_background)
         run = messages.run(submitted.run)
         run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
@@ -78,16 +72,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
     async def _write(
-        self,
-        operation: Operation[T],
-        size_bytes: int,
-        store_id: str,
-        lane: Lane = Lane.PEOPLE,
-        *,
-        in_background: bool = False,
+        self, operation: Operation[T], size_bytes: int, store_id: str, *, in_background: bool = False
     ) -> T:
+        store, lane = StoreId(store_id), Lane.PEOPLE
         return await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, lane=lane, in_background=in_background, store_id=StoreId(store_id)
+            operation, size_bytes=size_bytes, store_id=store, lane=lane, in_background=in_background
         )
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
@@ -106,11 +95,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self._ledger.meter.claimed(claimed)
         wait_seconds = await self._ledger.leases.wait_seconds() if request.idle and not claimed else None
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed), wait_seconds=wait_seconds)
-        if len(claimed) <= RUNS_LOADED_MAX:
-            # No client holds any of these runs' calls, so they do not change before they are loaded.
-            for run, claim in zip(response.runs, claimed, strict=True):
-                if claim.is_quiet and claim.last_number <= MESSAGES_LOADED_MAX:
-                    await self._load_along(run)
+        loaded, size = await self._ledger.load_claimed(claimed), 0
+        for run in response.runs:
+            key = operations.run_key(run)
+            if key in loaded and size <= parts.PART_BYTES_MAX:
+                size += _add_if_small(run, loaded[key])
         return response
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
@@ -120,16 +109,6 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         loaded = await self._ledger.reads.load(key, request.epoch, known, last_number)
         for part in parts.of_run(loaded):
             yield part
-
-    async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Load a run and, if it is small, add it to its claim. If loading fails, LoadRun will report why."""
-        try:
-            loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
-        except Exception as error:  # noqa: BLE001  # the other runs are claimed already
-            _log.info("run.not_loaded", run=run.run_id, error=type(error).__name__)
-            return
-        if len(loaded) == 1:
-            run.loaded.CopyFrom(loaded[0])
 
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
         renewed = await self._ledger.leases.renew(
@@ -151,12 +130,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
-        operation, events = operations.commit(request, self._ledger.limits_of), len(request.events)
-        committed = await self._write(
-            operation, request.ByteSize(), request.store_id, Lane.WORK, in_background=request.in_background
+        store_id, events = StoreId(request.store_id), len(request.events)
+        committed = await self._ledger.group_commit.run(
+            operations.commit(request, self._ledger.limits_of),
+            size_bytes=request.ByteSize(),
+            store_id=store_id,
+            in_background=request.in_background,
         )
         response = messages.COMMITTED.write(committed)
-        store_id = StoreId(request.store_id)
         per_second = self._ledger.limits_of(store_id).events_per_second
         if events and per_second and self._pause_seconds is not None:
             response.output_pause_seconds = await self._pause_seconds(store_id, per_second, events)
@@ -452,6 +433,19 @@ async def _list_runs(
     token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
     slots = ledger.limits_of(store_id).slots
     return (messages.run_in(each, explain(each, slots)) for each in page.rows), token
+
+
+def _add_if_small(run: pb.ClaimedRun, loaded: Loaded) -> int:
+    """Add a loaded run to its claim if it is readable and has one part, and return its size."""
+    try:
+        part, *more = parts.of_run(loaded)
+    except Exception as error:  # noqa: BLE001  # the runs are claimed already, and LoadRun will report why
+        _log.info("run.not_loaded", run=run.run_id, error=type(error).__name__)
+        return 0
+    if more:
+        return 0
+    run.loaded.CopyFrom(part)
+    return part.ByteSize()
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:

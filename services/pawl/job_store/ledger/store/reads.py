@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -71,19 +72,37 @@ WHERE state < 10 ORDER BY create_time, run_id
 _OWNER: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
 """
-_OWNED_RUN: Final = f"""
-SELECT r.*, c.* FROM (
+
+
+def _owned_runs(store_id: str, run_id: str, only: str = "") -> str:
+    """Return a table of one run, its conversation if it exists, and values beside them. See `_owned`."""
+    return f"""(
     SELECT {tables.RUNS.names}, loop_state, now() AS time, xmin AS version, pg_postmaster_start_time() AS server_start,
         EXISTS (
-            SELECT FROM job_store.commands WHERE store_id = $1 AND run_id = $2 AND NOT consumed OFFSET 0
+            SELECT FROM job_store.commands WHERE store_id = {store_id} AND run_id = {run_id} AND NOT consumed OFFSET 0
         ) AS has_commands
-    FROM job_store.runs WHERE store_id = $1 AND run_id = $2
+    FROM job_store.runs WHERE store_id = {store_id} AND run_id = {run_id} {only} OFFSET 0
 ) AS r LEFT JOIN LATERAL (
     SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
     WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id OFFSET 0
 ) AS c ON true
 """
+
+
+_OWNED_RUN: Final = f"SELECT r.*, c.* FROM {_owned_runs('$1', '$2')}"
+# New runs whose message is the only one of their conversation.
+_FIRST_RUNS: Final = f"""
+SELECT r.*, c.*, m.* FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+CROSS JOIN LATERAL {_owned_runs("k.store_id", "k.run_id", "AND last_commit IS NULL")}
+CROSS JOIN LATERAL (
+    SELECT {tables.MESSAGES.names} FROM job_store.messages AS m
+    WHERE m.store_id = r.store_id AND m.conversation_id = r.conversation_id AND number = 1 OFFSET 0
+) AS m
+WHERE c.last_number = 1 AND c.past_number = 0 AND c.user_id = r.user_id AND m.user_id = '' AND NOT r.has_commands
+    AND r.root_conversation_id = '' AND r.budget_run_id = '' AND r.reports_to = ''
+"""
 _CONVERSATION_FROM: Final = tables.RUNS.length + 5
+_MESSAGE_FROM: Final = _CONVERSATION_FROM + tables.CONVERSATIONS.length
 # A delegated run receives notices from the root conversation.
 _BACKGROUND: Final = """
 SELECT r.user_id, CASE WHEN r.root_conversation_id <> '' THEN r.run_id ELSE '' END AS receiver, (
@@ -230,6 +249,18 @@ class PostgresReads(DatabaseAdapter):
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
+    async def load_first(self, claims: Mapping[RunKey, int]) -> dict[RunKey, Loaded]:
+        columns = ([key.store_id for key in claims], [key.run_id for key in claims])
+        found: dict[RunKey, Loaded] = {}
+        for record in await self._database.fetch(_FIRST_RUNS, *columns):
+            with suppress(Exception):  # one unreadable run must not block the others
+                loaded, conversation, version = _first_run(record)
+                run = loaded.run
+                if conversation.background == NO_BACKGROUND and run.worker_id and run.epoch == claims[run.key]:
+                    self._cache.put_loaded(run, conversation, (), version)
+                    found[run.key] = loaded
+        return found
+
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         async with self._database.snapshot() as connection:
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
@@ -332,8 +363,30 @@ def _owned(record: Record) -> tuple[RunRow, ConversationRow | None, bytes, datet
     loop_state, time, version, server_start, _ = record[length:_CONVERSATION_FROM]
     conversation = None
     if record[_CONVERSATION_FROM] is not None:
-        conversation = tables.CONVERSATIONS.read(tables.CONVERSATIONS.fields(record[_CONVERSATION_FROM:]))
+        fields = tables.CONVERSATIONS.fields(record[_CONVERSATION_FROM:_MESSAGE_FROM])
+        conversation = tables.CONVERSATIONS.read(fields)
     return run, conversation, loop_state, time, (version, server_start)
+
+
+def _first_run(record: Record) -> tuple[Loaded, ConversationRow, Any]:
+    run, conversation, loop_state, time, version = _owned(record)
+    if conversation is None:
+        raise RunNotFound
+    loaded = Loaded(
+        run=run,
+        user_id=run.user_id,
+        known=None,
+        messages=(tables.MESSAGES.read(tables.MESSAGES.fields(record[_MESSAGE_FROM:])),),
+        calls=(),
+        omitted_bytes={},
+        commands=(),
+        loop_state=loop_state,
+        time=time,
+        failures={},
+        pending_notices=PendingNotices(),
+        shared_tokens_left=run.shared_tokens_left,
+    )
+    return loaded, conversation, version
 
 
 async def _fetch_notices(connection: Connection, key: RunKey) -> PendingNotices:
