@@ -3,7 +3,7 @@
 import { signal } from "@preact/signals";
 import type { RunJson } from "@pawl/client";
 
-import { unpack } from "./json";
+import { parsed, unpack } from "./json";
 import { title as titleOfTool } from "./sentence";
 import { pawl, titleOf } from "./state";
 import { visible } from "./visible";
@@ -14,8 +14,8 @@ const LENGTH_MAX = 160;
 const asked = signal<ReadonlyMap<string, string>>(new Map());
 const reading = new Set<string>();
 
-/** On one line, without JSON. */
-const short = (text: string): string => visible(text.replace(/\s+/g, " ").replace(/[{[]".*/, "…").trim().slice(0, LENGTH_MAX));
+/** On one line. JSON is replaced by what it is about, if it says so. */
+const short = (text: string): string => visible(text.replace(/\s+/g, " ").replace(/[{[]".*/, (json) => /"(?:subject|title|summary|name)": ?"([^"\\]+)/.exec(json)?.[1] ?? "…").trim().slice(0, LENGTH_MAX));
 
 async function read(conversationId: string, runId: string): Promise<void> {
   const found = new Map<string, string>([[runId, ""]]);
@@ -68,13 +68,7 @@ export function aboutOf({ runId = "", conversationId = "", workflow, job, goal, 
 }
 
 /** A short JSON object as names and values; other text unchanged. */
-export function inPairs(text = ""): string {
-  try {
-    return short(values(JSON.parse(text)) || text);
-  } catch {
-    return text;
-  }
-}
+export const inPairs = (text = ""): string => short(values(parsed(text))) || text;
 
 function values(value: unknown): string {
   return typeof value === "object" && value !== null && !Array.isArray(value) ? Object.entries(value).map(([name, each]) => `${name} ${typeof each === "string" ? each : JSON.stringify(each)}`).join(", ") : "";

@@ -8,7 +8,7 @@ import { attempt, may } from "./state";
 
 /**
  * An action on an item. `bad` and `ask` require a confirmation; a returned text is shown. With `inRows`, the list has a
- * button for it in each row, which needs no confirmation. With `more`, it is in a menu.
+ * button for it in each row, which needs no confirmation. With `more`, it is in a menu; `main` is the main one of the page.
  */
 export interface Action<T> {
   name: string;
@@ -18,6 +18,7 @@ export interface Action<T> {
   ask?: string;
   inRows?: true;
   more?: true;
+  main?: true;
   /** What follows from it, shown beside the button. */
   hint?: string;
   run: (item: T, text: string) => Promise<unknown>;
@@ -59,7 +60,7 @@ export function Actions<T>({ all, item, onDone, gone, menu = "More actions" }: {
   const [rare, usual] = [true, false].map((more) => some.filter((action) => !!action.more === more));
   const button = (action: Action<T>): VNode => (
     <Fragment key={action.name}>
-      <button type="button" class={`second ${action.bad ? "bad" : ""}`} onClick={() => (action.bad || action.ask ? setOpen(action) : act(action))}>{action.name}</button>
+      <button type="button" class={`${action.main ? "" : "second"} ${action.bad ? "bad" : ""}`} onClick={() => (action.bad || action.ask ? setOpen(action) : act(action))}>{action.name}</button>
       {action.hint && <span class="quiet">{action.hint}</span>}
     </Fragment>
   );

@@ -178,9 +178,15 @@ export function Fields({ all }: { all: [string, unknown][] }): VNode {
   );
 }
 
-function fewer(offered: SeriesJson, chosen: SeriesJson): boolean {
-  return chosen.iterationsMax !== undefined && chosen.iterationsMax !== offered.iterationsMax;
+const LINE = 200;
+
+/** A short object as names and values without the empty ones, anything else as JSON. */
+export function Value({ value }: { value: unknown }): VNode {
+  const all = entriesOf(value).filter(([, each]) => each !== "" && each !== null && !(Array.isArray(each) && !each.length));
+  return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
+
+const fewer = (offered: SeriesJson, chosen: SeriesJson): boolean => chosen.iterationsMax !== undefined && chosen.iterationsMax !== offered.iterationsMax;
 
 function Diff({ before, after }: { before: Record<string, unknown>; after: Record<string, unknown> }): VNode {
   const names = [...new Set([...Object.keys(before), ...Object.keys(after)])].filter((name) => JSON.stringify(before[name]) !== JSON.stringify(after[name]));

@@ -4,7 +4,7 @@ import { type BackgroundJobJson, type CallJson, type Progress, requestId, type R
 import type { ComponentChildren, VNode } from "preact";
 import { useState } from "preact/hooks";
 
-import { Approval, Fields } from "./approval";
+import { Approval, Fields, Value } from "./approval";
 import { Chart, chartOf } from "./chart";
 import { decideCall } from "./decide";
 import { Icon } from "./design/icons";
@@ -63,7 +63,9 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
         {children}
         <Summary call={call} job={job} where={where} />
         {progress && !call.endTime && <Done {...progress} />}
-        {job && <Background job={job} />}
+        {job && <JobProgress job={job} />}
+        {job?.notStopped && <p class="fault">{visible(job.notStopped)}</p>}
+        {job?.expectedEndTime && <p class="quiet">expected to end {ago(job.expectedEndTime)}</p>}
         <Decided call={call} />
         {typeof chart !== "string" && <Chart {...chart} />}
       </div>
@@ -120,7 +122,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
         <strong title={visible(call.toolName ?? "")}>{title(call.toolName)}</strong>
         <span class="object">{objectOf(call)}</span>
         <span class={`state ${isBusy ? "dots" : ""}`}>{status}</span>
-        <span class="result">{!status && resultLine(call)}</span>
+        <span class="result">{(!status || state === "CALL_STATE_FAILED") && resultLine(call)}</span>
         {took(call) && <span class="took">{took(call)}</span>}
       </summary>
       {shown && (
@@ -129,7 +131,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
           {result && (
             <>
               <p class="label">Result</p>
-              <Json value={read(result.contentJson)} />
+              <Value value={read(result.contentJson)} />
               {result.note && <p class="quiet">{visible(result.note)}</p>}
             </>
           )}
@@ -170,26 +172,11 @@ function Done({ fraction, message }: { fraction?: number | undefined; message: s
   return <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>;
 }
 
-export function jobState(job: BackgroundJobJson): string {
-  if (job.notStopped) return "could not be stopped";
-  return word(job.state);
-}
+export const jobState = ({ notStopped, state }: BackgroundJobJson): string => (notStopped ? "could not be stopped" : word(state));
 
 function jobClass({ state, notStopped }: BackgroundJobJson): string {
   if (notStopped || state === "RUN_STATE_FAILED" || state === "RUN_STATE_EXPIRED") return "bad";
   return state === "RUN_STATE_CANCELLED" || state === "RUN_STATE_CANCELLING" ? "" : "good";
-}
-
-/** The progress of a background job, and when it is expected to end. The chat has its Stop button at the foot. */
-function Background({ job }: { job: BackgroundJobJson }): VNode {
-  const { expectedEndTime, notStopped } = job;
-  return (
-    <>
-      <JobProgress job={job} />
-      {notStopped && <p class="fault">{visible(notStopped)}</p>}
-      {expectedEndTime && <p class="quiet">expected to end {ago(expectedEndTime)}</p>}
-    </>
-  );
 }
 
 function JobProgress({ job: { progress, state } }: { job: BackgroundJobJson }): VNode | null {

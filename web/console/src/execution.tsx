@@ -5,15 +5,16 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
-import { CallCard, Json } from "./cards";
+import { Value } from "./approval";
+import { CallCard } from "./cards";
 import { time } from "./format";
 import { counts, flat, Graph, took, tries } from "./flow";
 import { edgesOf } from "./graph";
-import { parse } from "./json";
+import { parse, parsed } from "./json";
 import { Badge, Fact, Head, Missing, Skeleton, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { paced, useRead } from "./resource";
-import { State, tokens, Why } from "./runs";
+import { nameOfRun, State, tokens, Why } from "./runs";
 import { attempt, clock, forPeople, go, isAbsent, lasted, may, pawl, query, word } from "./state";
 import { visible } from "./visible";
 
@@ -62,36 +63,36 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
   const { name = "", version, rerunOfRunId, chunk } = run.workflow ?? {};
   if (fault)
     return <Missing icon="workflows" title="This run cannot be shown" fault={fault} to="/workflows" name="workflows" />;
-  if (!execution) return <section class="page wide"><Head title={`Run ${runId.slice(-8)}`} crumbs={[["/workflows", "Workflows"]]} /><Skeleton /></section>;
+  if (!execution) return <section class="page wide"><Head title="Workflow run" crumbs={[["/workflows", "Workflows"]]} /><Skeleton /></section>;
   return (
-    <section class="page wide">
+    <section class="page wide run">
       <Head
         crumbs={[["/workflows", "Workflows"], [`/workflows/${name}`, name]]}
-        title={<>{chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />{paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}</>}
+        title={<>{nameOfRun(run)} <State run={run} />{paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}</>}
       >
         <Actions all={ACTIONS} item={execution} onDone={() => {}} />
       </Head>
       <dl class="facts">
-        <Fact name="Run" value={<a href={`/runs/${runId}`}>{runId.slice(-8)}</a>} />
+        <Fact name="Run" value={<a href={`/runs/${runId}`}>Show the timeline</a>} />
         <Fact name="Version" value={version} />
         <Fact name="Started" value={time(run.createTime)} />
         <Fact name="Ended" value={time(run.endTime)} />
         <Fact name="Tokens" value={tokens(run)} />
         <Fact name="User" value={run.userId} />
-        <Fact name="Rerun of" value={rerunOfRunId && <a href={`/workflows/runs/${rerunOfRunId}`}>{rerunOfRunId.slice(-8)}</a>} />
-        <Fact name="Parent run" value={run.parentRunId && <a href={`/workflows/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
+        <Fact name="Rerun of" value={rerunOfRunId && <a href={`/workflows/runs/${rerunOfRunId}`}>Open it</a>} />
+        <Fact name="Parent run" value={run.parentRunId && <a href={`/workflows/runs/${run.parentRunId}`}>Open it</a>} />
       </dl>
       <Why run={run} at={failedNode} />
       {pending.map((call) => <CallCard key={call.callId} call={call} />)}
       <Graph nodes={nodes} edges={edgesOf(execution.edges ?? [])} chosen={chosen?.path} onChoose={(to) => go(`/workflows/runs/${runId}${to === chosen?.path ? "" : `?node=${encodeURIComponent(to)}`}`)} />
       {chosen && <Node key={chosen.path} runId={runId} tree={chosen} rerun={isEnded(run) && !chunk} />}
-      {run.outputText && <Labelled name="Output" value={run.outputText} />}
+      {run.outputText && <Labelled name="Output" value={parsed(run.outputText)} />}
     </section>
   );
 }
 
 function Labelled({ name, value }: { name: string; value: unknown }): VNode {
-  return <><h2>{name}</h2><Json value={value} /></>;
+  return <><h2>{name}</h2><Value value={value} /></>;
 }
 
 const runIdOf = ({ run }: GetExecutionResponseJson): { requestId: string; runId: string } => ({ requestId: requestId(), runId: run?.runId ?? "" });
@@ -108,7 +109,7 @@ const ATTEMPTS: Column<NodeAttemptJson>[] = [
   { name: "State", size: 120, of: nodeState },
   { name: "Started", of: ({ startTime }) => time(startTime) },
   { name: "Took", size: 90, priority: 2, of: took },
-  { name: "Run", size: 110, of: ({ childRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+  { name: "Run", size: 110, of: ({ childRunId: id }) => id && <a href={`/runs/${id}`}>Open</a> },
   { name: "Error", priority: 2, of: ({ error }) => [error?.reason, error?.message].filter(Boolean).join(": ") },
 ];
 
@@ -135,7 +136,7 @@ function Node({ runId, tree, rerun }: { runId: string; tree: NodeExecutionJson; 
         <Fact name="Attempt" value={tries(node)} />
         <Fact name="Items" value={counts(node)} />
         <Fact name="Reused" value={node.reused && "from an earlier run"} />
-        <Fact name="Run" value={childRunId && !map && <a href={`${node.kind === "workflow" ? "/workflows" : ""}/runs/${childRunId}`}>{childRunId.slice(-8)}</a>} />
+        <Fact name="Run" value={childRunId && !map && <a href={`${node.kind === "workflow" ? "/workflows" : ""}/runs/${childRunId}`}>Open it</a>} />
       </dl>
       {node.error && <p class="fault">{node.error.reason}: {visible(node.error.message ?? "")}</p>}
       {rerun && may("agent.v1.WorkflowService/RerunFrom") && <Rerun runId={runId} path={path} />}
@@ -152,7 +153,7 @@ const EFFECTS: Column<CallJson>[] = [
   { name: "Call", of: ({ toolName }) => visible(toolName ?? "") },
   { name: "State", of: ({ state }) => word(state) },
   { name: "When", of: ({ endTime, createTime }) => time(endTime ?? createTime) },
-  { name: "Run", of: ({ runId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+  { name: "Run", of: ({ runId: id }) => id && <a href={`/runs/${id}`}>Open</a> },
 ];
 
 /** Shows which nodes a rerun repeats, and starts it. */

@@ -15,9 +15,7 @@ const ICONS: Record<string, IconName> = { tool: "tools", agent: "agents", human:
 const SKETCH = { scale: 0.12, width: 176, height: 36 };
 
 /** A node with the branches below it. */
-export function flat(node: NodeExecutionJson): NodeExecutionJson[] {
-  return [node, ...(node.nodes ?? []).flatMap(flat)];
-}
+export const flat = (node: NodeExecutionJson): NodeExecutionJson[] => [node, ...(node.nodes ?? []).flatMap(flat)];
 
 function useLayout(nodes: NodeExecutionJson[], edges: Edge[], isDown = false): Layout {
   const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));

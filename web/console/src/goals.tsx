@@ -69,7 +69,7 @@ export const goals: Resource<GoalStatusJson> = {
   watch: (runId, again) => pawl.watchRun(runId, again),
   columns: [
     { name: "Aim", icon: () => "goals", of: ({ run }) => cut(run?.goal?.aim), under: ({ run = {} }) => (run.failure ? <span class="fault">{cut(run.failure.message)}</span> : howFar(run)) },
-    { name: "State", size: 120, priority: 1, of: ({ run = {} }) => <State run={run} /> },
+    { name: "State", size: 150, priority: 1, of: ({ run = {} }) => <State run={run} /> },
     { name: "Progress", size: 150, priority: 1, listed: true, of: ({ run: { jobProgress: { fraction } = {} } = {} }) => fraction !== undefined && <span class="progress"><progress value={Number(fraction)} max={1} aria-label="Progress" /> <small>{percent(fraction)}%</small></span> },
     { name: "Attempts", size: 88, priority: 1, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
     { name: "Tokens", size: 84, priority: 3, num: true, of: ({ run = {} }) => used(run) },

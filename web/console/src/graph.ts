@@ -33,7 +33,7 @@ interface Slot {
 export const WIDTH = 212;
 const HEIGHT = 60;
 /** Height of a branch in the box of its parallel node. */
-export const BRANCH = 36;
+export const BRANCH = 42;
 const GAP = { right: 76, down: 44, across: 16 };
 /** A line past a level takes this room there. */
 const PASS = 20;

@@ -12,10 +12,17 @@ export function parse(text: string): any {
   return JSON.parse(text, keep);
 }
 
-/** Returns whether a value is a large integer from `parse`. */
-export function isBig(value: unknown): boolean {
-  return typeof value === "object" && value !== null && Object.isFrozen(value) && "rawJSON" in value;
+/** Returns the parsed JSON, or the text itself if it is not JSON. */
+export function parsed(text: string): unknown {
+  try {
+    return parse(text);
+  } catch {
+    return text;
+  }
 }
+
+/** Returns whether a value is a large integer from `parse`. */
+export const isBig = (value: unknown): boolean => typeof value === "object" && value !== null && Object.isFrozen(value) && "rawJSON" in value;
 
 /** Decodes the JSON fields (`...Json`) of a message; `pack` encodes them. */
 export function unpack(value: unknown): any {
@@ -28,9 +35,7 @@ export function unpack(value: unknown): any {
   });
 }
 
-export function pack(value: unknown): any {
-  return mapped(value, encode);
-}
+export const pack = (value: unknown): any => mapped(value, encode);
 
 function mapped(value: unknown, change: (value: unknown) => unknown): unknown {
   if (Array.isArray(value)) return value.map((each) => mapped(each, change));

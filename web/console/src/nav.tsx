@@ -13,7 +13,8 @@ const COUNT_MAX = 99;
 
 export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () => void }): VNode {
   const [isOpen, setOpen] = useState(false);
-  useEffect(() => (setOpen(false), void countNeeds()), [path.value, unread.value]);
+  useEffect(() => setOpen(false), [path.value]);
+  useEffect(() => void countNeeds(), [path.value, unread.value]);
   const bar = entries().slice(0, BAR_ENTRIES);
   return (
     <>

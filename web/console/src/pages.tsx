@@ -6,7 +6,7 @@ import type { VNode } from "preact";
 import { inPairs, nameOf } from "./about";
 import { type Action, Actions, removal } from "./actions";
 import { Fields } from "./approval";
-import { agents, Care } from "./editing/agents";
+import { agents, Care, sourceOf } from "./editing/agents";
 import { rules } from "./editing/rules";
 import { schedules } from "./editing/schedules";
 import { sources } from "./editing/sources";
@@ -37,7 +37,6 @@ const EFFECTS: Record<string, [name: string, hint: string]> = {
   EFFECT_CLASS_AT_MOST_ONCE: ["At most once", "Pawl never repeats a call. After a crash, a person says whether it took effect."],
 };
 const CARES: [string, string][] = [["", "All"], ["SENSITIVE", "Asks first"], ["DESTRUCTIVE", "Destructive"], ["SAFE", "Safe"]];
-const sourceOf = ({ source = "" }: ToolJson): string => source.replace(/^module:(.*\.)?/, "").replaceAll("_", " ").replace("builtin", "built in");
 const listTools = async (pageToken = ""): Promise<{ items: ToolJson[]; next?: string | undefined }> => {
   const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
   return { items: page.tools ?? [], next: page.nextPageToken };

@@ -5,7 +5,7 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Actions } from "./actions";
-import { Fields } from "./approval";
+import { Value } from "./approval";
 import { Decided } from "./cards";
 import { fork } from "./conversations";
 import { Icon } from "./design/icons";
@@ -17,7 +17,7 @@ import { useRead } from "./resource";
 import { kindOf, nameOfRun, runs, State, tokens, Why } from "./runs";
 import { attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
-import { argumentsOf, entriesOf, inWords, read, title } from "./sentence";
+import { argumentsOf, read, title } from "./sentence";
 import { Undo, UndoReport } from "./undo";
 import { RunLog } from "./view";
 import { visible } from "./visible";
@@ -83,6 +83,8 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
 }
 
 const TITLE_SHOWN = 120;
+/** Characters of each message of a request. */
+const SAID_SHOWN = 4000;
 const ASKED_SHOWN = 600;
 
 function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; hasChildren: boolean }): VNode {
@@ -114,6 +116,7 @@ function useWaiting({ runId = "", state, lastSeq }: RunJson): RunJson["waiting"]
 const ROW = 32;
 const TIMELINE_HEIGHT = 13 * ROW;
 const ZOOM = 2;
+const AXIS = [0, 0.2, 0.4, 0.6, 0.8];
 
 function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onCall: () => void; onRound: (round: number) => void }): VNode | null {
   const [zoom, setZoom] = useState(1);
@@ -139,7 +142,7 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
         <span role="rowheader" class="cut">
           {bar.kind === "call" ? (
             <>
-              <button class="plain small" onClick={onCall}>{title(bar.name)}</button>
+              <button class="plain small" onClick={onCall}>{title(bar.name)} <span class="quiet">{bar.of}</span></button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
           ) : bar.kind === "round" ? (
@@ -161,6 +164,7 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
         <button class="second small" aria-label="Zoom out" disabled={zoom === 1} onClick={() => setZoom(zoom / ZOOM)}>−</button>
         <button class="second small" aria-label="Zoom in" onClick={() => setZoom(zoom * ZOOM)}>+</button>
       </div>
+      <div class="axis quiet" aria-hidden="true">{AXIS.map((part) => <span key={part}>{from + part > start ? lasted((from - start + part * shown) / 1000) : 0}</span>)}</div>
       <Rows name="Timeline" role="table" items={bars} size={ROW} height={TIMELINE_HEIGHT} row={row} />
     </section>
   );
@@ -207,14 +211,6 @@ function Call({ call }: { call: CallJson }): VNode {
   );
 }
 
-const LINE = 200;
-
-/** A short object as names and values without the empty ones, anything else as JSON. */
-function Value({ value }: { value: unknown }): VNode {
-  const all = entriesOf(value).filter(([, each]) => each !== "" && each !== null && !(Array.isArray(each) && !each.length));
-  return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
-}
-
 function Request({ runId, round }: { runId: string; round: number }): VNode {
   const [found, setFound] = useState<GetRoundResponseJson | string>();
   useEffect(() => void pawl.agent.getRound({ runId, round }).then(setFound, (error: Error) => setFound(error.message)), []);
@@ -225,8 +221,31 @@ function Request({ runId, round }: { runId: string; round: number }): VNode {
     <div class="panel">
       <p>{matches ? "This request was sent to" : sentSha256 ? "This request differs from the one that was sent to" : "This request was made for"} {visible(model)}.</p>
       {sentSha256 && <p class="quiet cut">SHA-256 {sentSha256}</p>}
-      {found.requestOmittedBytes ? <p class="quiet">It is too large to show.</p> : <Json value={read(found.requestJson)} />}
-      {message && <><h3>Answer</h3><Json value={{ ...message, calls: found.calls?.map(argumentsOf) }} /></>}
+      {found.requestOmittedBytes ? <p class="quiet">It is too large to show.</p> : <Sent request={read(found.requestJson)} />}
+      {message && <><h3>Answer</h3><Said role="assistant" content={message.text} calls={found.calls?.map((call) => `${call.toolName} ${JSON.stringify(argumentsOf(call))}`)} /></>}
+    </div>
+  );
+}
+
+/** The messages and tools of a request, and all of it as JSON. */
+function Sent({ request }: { request: any }): VNode {
+  const { messages = [], tools = [] } = request ?? {};
+  return (
+    <>
+      {messages.map(({ role, content, tool_calls: calls }: any, key: number) => (
+        <Said key={key} role={role} content={typeof content === "string" ? content : content && JSON.stringify(content)} calls={calls?.map(({ function: { name, arguments: args } }: any) => `${name} ${args}`)} />
+      ))}
+      {!!tools.length && <Said role="tools" content={tools.map((tool: any) => tool.function?.name).join(", ")} />}
+      <details class="json"><summary>As JSON</summary><Json value={request} /></details>
+    </>
+  );
+}
+
+function Said({ role, content = "", calls = [] }: { role: string; content?: string | undefined; calls?: string[] | undefined }): VNode {
+  return (
+    <div class="said">
+      <strong>{role}</strong>
+      <div>{content && <p class="prose" tabIndex={0}>{visible(content.slice(0, SAID_SHOWN))}{content.length > SAID_SHOWN && " …"}</p>}{calls.map((call, key) => <code key={key}>{visible(call)}</code>)}</div>
     </div>
   );
 }

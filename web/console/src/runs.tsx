@@ -13,6 +13,9 @@ import { Below, paged, type Resource, useRead } from "./resource";
 import { ago, clock, go, lasted, moment, pawl, STATES, word } from "./state";
 import { visible } from "./visible";
 
+const seconds = ({ createTime = "", endTime }: RunJson): number => Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(createTime)) / 1000;
+export const duration = (run: RunJson): string => lasted(seconds(run));
+
 const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"];
 const TABS: [string, string, RunStateJson[]][] = [
   ["", "All", []],
@@ -101,14 +104,6 @@ export function kindOf({ workflow, job, goal, agent }: RunJson): string {
   return workflow ? `workflow ${workflow.name}` : job ? `job ${job.toolName}` : goal ? "goal" : (agent?.name ?? "default");
 }
 
-function seconds({ createTime = "", endTime }: RunJson): number {
-  return Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(createTime)) / 1000;
-}
-
-export function duration(run: RunJson): string {
-  return lasted(seconds(run));
-}
-
 /** What came of a run: its failure, what it waits for, or its answer. */
 function came({ failure, waiting, outputText = "", reports = 0, conversationId }: Listed): ComponentChildren {
   if (failure) return <span class="fault">{cut(failure.message || failure.reason)}</span>;
@@ -180,7 +175,7 @@ export function LastRuns(of: { agent: string } | { workflow: string }): VNode | 
 export function LatestRuns({ of, name, more = [] }: { of: { agent: string } | { workflow: string }; name: (run: RunJson) => string; more?: Column<RunJson>[] }): VNode {
   const columns: Column<RunJson>[] = [
     { name: "Run", of: (run) => name(run) || `Run ${run.runId?.slice(-8)}`, under: came },
-    { name: "State", size: 132, priority: 1, of: (run) => <State run={run} /> },
+    { name: "State", size: 156, priority: 1, of: (run) => <State run={run} /> },
     { name: "Started", size: 104, priority: 1, num: true, of: ({ createTime }) => time(createTime) },
     ...more,
   ];

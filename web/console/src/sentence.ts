@@ -43,18 +43,14 @@ export function verb(toolName = ""): string {
 }
 
 /** The source of a tool, as in crm.find or crm__find. Its tools can have the names of built-in tools. */
-export function sourceOf(toolName = ""): string {
-  return visible(/^(.+)(?:__|[./])[^_]/.exec(toolName)?.[1] ?? "");
-}
+export const sourceOf = (toolName = ""): string => visible(/^(.+)(?:__|[./])[^_]/.exec(toolName)?.[1] ?? "");
 
 export function title(toolName = ""): string {
   const words = verb(toolName);
   return [words.slice(0, 1).toUpperCase() + words.slice(1), !Object.hasOwn(VERBS, toolName) && sourceOf(toolName)].filter(Boolean).join(" · ");
 }
 
-export function iconOf(toolName = ""): IconName {
-  return ICONS.find(([name]) => name.test(toolName))?.[1] ?? "tools";
-}
+export const iconOf = (toolName = ""): IconName => ICONS.find(([name]) => name.test(toolName))?.[1] ?? "tools";
 
 /** Returns the parsed JSON, or the text itself if it is not JSON. */
 export function read(bytes: string | undefined): unknown {
@@ -65,9 +61,7 @@ export function read(bytes: string | undefined): unknown {
   }
 }
 
-export function argumentsOf({ argumentsJson, proposedArguments }: CallJson): unknown {
-  return argumentsJson ? read(argumentsJson) : proposedArguments;
-}
+export const argumentsOf = ({ argumentsJson, proposedArguments }: CallJson): unknown => argumentsJson ? read(argumentsJson) : proposedArguments;
 
 export function entriesOf(value: unknown): [string, unknown][] {
   return typeof value === "object" && value !== null && !Array.isArray(value) && !isBig(value) ? Object.entries(value) : [];
@@ -98,14 +92,10 @@ export function objectOf(call: CallJson): string {
 }
 
 /** True for a question that fits into a heading. */
-export function isPlain(question: string): boolean {
-  return question.length < 140 && !/[\n*_`[\]|<>#]/.test(question);
-}
+export const isPlain = (question: string): boolean => question.length < 140 && !/[\n*_`[\]|<>#]/.test(question);
 
 /** True for a question of a workflow that is answered by approving or rejecting: there is no tool to run. */
-export function isOfNode({ approval }: CallJson): boolean {
-  return approval?.cause === "workflow";
-}
+export const isOfNode = ({ approval }: CallJson): boolean => approval?.cause === "workflow";
 
 /** The title of a request: "helpdesk wants to send an e-mail to 5 people". */
 export function wish(call: CallJson): string {

@@ -22,9 +22,7 @@ export const draft = signal("");
 /** Key of unsent text. Drafts survive a reload and a login, in this tab and for this user only. */
 const draftKey = (where: string): string => `draft ${who.value?.caller?.storeId} ${who.value?.caller?.userId} ${where}`;
 
-export function kept(where: string): string {
-  return sessionStorage.getItem(draftKey(where)) ?? "";
-}
+export const kept = (where: string): string => sessionStorage.getItem(draftKey(where)) ?? "";
 
 export function keep(where: string, text: string): void {
   if (text) sessionStorage.setItem(draftKey(where), text);
@@ -246,9 +244,7 @@ export function isAbsent(error: unknown): boolean {
   return error instanceof PawlError && (["not_found", "invalid_argument"].includes(error.code) || error.reason === "CONVERSATION_ERASED");
 }
 
-export function may(method: string): boolean {
-  return who.value?.caller?.methods?.includes(`/pawl.${method}`) ?? false;
-}
+export const may = (method: string): boolean => who.value?.caller?.methods?.includes(`/pawl.${method}`) ?? false;
 
 export const STATES: Record<string, string> = {
   RUN_STATE_QUEUED: "queued",
@@ -288,6 +284,4 @@ export function lasted(seconds: number): string {
   return ms < 1 ? "< 1 ms" : ms < 1000 ? `${ms} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 
-export function moment(time: string | undefined): string {
-  return time ? new Date(time).toLocaleString() : "";
-}
+export const moment = (time: string | undefined): string => time ? new Date(time).toLocaleString() : "";

@@ -2,6 +2,8 @@
 
 import type { RunEventJson } from "@pawl/client";
 
+import { objectOf } from "./sentence";
+
 /** A part of a call: waiting for a person, running, or a failed attempt. Without an end it is still open. */
 export interface Part {
   kind: "idle" | "wait" | "run" | "bad";
@@ -12,6 +14,8 @@ export interface Part {
 export interface Bar {
   id: string;
   name: string;
+  /** The main arguments of a call. */
+  of?: string;
   kind: "round" | "call" | "wait" | "retry" | "takeover";
   start: number; // Milliseconds since the epoch. Without an end it is still open.
   end?: number;
@@ -65,7 +69,7 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
       start(`retry ${event.seq}`, { name: `Retry of round ${round}`, kind: "retry", start: at, end, note: reason });
     } else if (event.callChanged?.call) {
       const { callId = "", toolName = "", state = "", attempt: tries = 1, childRunId } = event.callChanged.call;
-      start(callId, { name: toolName, kind: "call", start: at, note: "", parts: [] });
+      start(callId, { name: toolName, of: objectOf(event.callChanged.call), kind: "call", start: at, note: "", parts: [] });
       const isSettled = SETTLED.test(state);
       const note = `${state.replace("CALL_STATE_", "").toLowerCase().replaceAll("_", " ")}${tries > 1 ? `, attempt ${tries}` : ""}`;
       const again = tries > triesOf(bars.get(callId)?.note);

@@ -159,11 +159,13 @@ class Drive:
     def _slot(self) -> AbstractAsyncContextManager[object]:
         """Return the slot to hold during a step.
 
-        Background runs share a small number of slots, so that they do not delay other runs. A stopping worker releases
-        all its runs at the same time, so that they share commits.
+        Background runs share a small number of slots and give way to other runs. A stopping worker releases all its
+        runs at the same time, so that they share commits.
         """
-        is_limited = self.claim.in_background and not self._handing_over
-        return self._dependencies.background_steps.held() if is_limited else nullcontext()
+        if self._handing_over:
+            return nullcontext()
+        steps = self._dependencies.background_steps
+        return steps.held() if self.claim.in_background else steps.foreground()
 
     async def _advance(self) -> Wait | Park | Finish | DriveEnd | None:
         """Commit what has happened, and start the work that follows. Return the next step, or None to plan again."""
@@ -204,7 +206,7 @@ class Drive:
         return plan.rest
 
     def _early_model_call(self, plan: Plan) -> StartModel | None:
-        """Return the model call that may start before the step that announces it is durable, or None.
+        """Return the model call that may start while the step that announces it is not yet durable, or None.
 
         The call's output is not used until the step is durable. If the step is refused, the output is discarded, but
         the call still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands
@@ -258,7 +260,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """Record the decisions, approvals and results that the next step consumes in the audit chain, once each."""
+        """Add each decision, approval and result that the next step consumes to the audit chain, once."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -468,7 +470,7 @@ class Drive:
     def _counting_output(self, state: State) -> State:
         """Count the usage for output that is about to be shown.
 
-        If this worker dies, the next one cannot find out that usage.
+        If this worker dies, the next one has no other way to learn of this usage.
         """
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):

@@ -14,7 +14,7 @@ import { removal } from "../actions";
 import { pack } from "../json";
 import { Below, paged, type Resource } from "../resource";
 import { LastRuns, LatestRuns, tokens } from "../runs";
-import { go, pawl, who } from "../state";
+import { draft, go, pawl, who } from "../state";
 import { visible } from "../visible";
 
 const EFFORTS: Option[] = [["", "As the model decides"], ...["none", "minimal", "low", "medium", "high", "xhigh"].map((each): Option => [`REASONING_EFFORT_${each.toUpperCase()}`, each])];
@@ -32,6 +32,8 @@ export function Care({ category = "" }: { category?: string | undefined }): VNod
   const [tone, text] = CARE[category] ?? ["grey", "Unknown"];
   return tone === "ok" ? <span class="quiet">{text}</span> : <Badge tone={tone}>{text}</Badge>;
 }
+
+export const sourceOf = ({ source = "" }: ToolJson): string => source.replace(/^module:(.*\.)?/, "").replaceAll("_", " ").replace("builtin", "built in");
 
 const FILTER_FROM = 8;
 
@@ -67,7 +69,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
           </div>
           {tools.length > FILTER_FROM && <input type="search" aria-label="Filter the tools" placeholder={`Search ${tools.length} tools`} value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
           <div class="options" tabIndex={0} role="group" aria-label="Chosen tools">
-            {shown.map(({ definition: { name = "", description = "", category } = {}, source }) => (
+            {shown.map(({ definition: { name = "", description = "", category } = {}, source = "" }) => (
               <label key={name}>
                 <input
                   type="checkbox"
@@ -78,7 +80,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
                   <b>{visible(name)}</b>
                   <small class="cut quiet">{visible(description)}</small>
                 </span>
-                {source && source !== "builtin" && <small class="quiet">{visible(source)}</small>}
+                {source !== "builtin" && <small class="quiet">{visible(sourceOf({ source }))}</small>}
                 <Care category={category} />
               </label>
             ))}
@@ -135,6 +137,7 @@ function Try({ definition }: { definition: Values | undefined }): VNode {
         {conversationId && <button class="second small" onClick={() => setConversation("")}>Start over</button>}
       </div>
       {!conversationId && <p class="quiet">Write to {within.agent} as it is in this form. Its tools really run, and sensitive ones ask first.</p>}
+      {!conversationId && <div class="chips">{(get(definition ?? {}, "card.examplePrompts") ?? []).map((text: string) => <button key={text} type="button" class="chip" onClick={() => (draft.value = text)}>{visible(text)}</button>)}</div>}
       <Conversation key={conversationId} conversationId={conversationId} within={within} />
     </div>
   );
@@ -171,7 +174,7 @@ export const agents: Resource<AgentVersionJson> = {
   make: { ...editing, name: "New agent", value: () => ({ name: "", options: { instructions: "" }, tools: { names: [] } }), fields: [NAME, ...FIELDS] },
   edit: { ...editing, name: "Edit agent", value: ({ definition }) => definition, fields: FIELDS },
   actions: [
-    { name: "Chat", method: "agent.v1.AgentService/StartRun", run: async ({ definition }) => go(`/?agent=${definition?.name}`) },
+    { name: "Chat", method: "agent.v1.AgentService/StartRun", main: true, run: async ({ definition }) => go(`/?agent=${definition?.name}`) },
     { ...removal<AgentVersionJson>("Delete", "agent.v1.AgentRegistryService/DeleteAgent", ({ definition }) => pawl.agents.deleteAgent({ name: definition?.name ?? "" })), when: isSaved },
   ],
   below: (agent) => <AgentPage key={agent.version} agent={agent} />,

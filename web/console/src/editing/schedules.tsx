@@ -48,7 +48,7 @@ export function Fires({ all }: { all: ScheduleFireJson[] }): VNode {
       to={({ runId }) => (runId ? `/runs/${runId}` : undefined)}
       columns={[
         { name: "Run", of: ({ runId, conversationId = "" }) => (runId ? askedIn(conversationId, runId) || `Run ${runId.slice(-8)}` : "No run"), under: ({ reason, triggered }) => cut(reason) || (triggered && "Started by hand") },
-        { name: "State", size: 132, priority: 1, of: (fire) => <Came of={fire} /> },
+        { name: "State", size: 156, priority: 1, of: (fire) => <Came of={fire} /> },
         { name: "Due", size: 120, priority: 1, num: true, of: ({ dueTime }) => time(dueTime) },
       ]}
     />
@@ -178,7 +178,7 @@ function Preview({ value: { cron, timeZone, intervalSeconds } }: { value: Values
 const zones = async (): Promise<Option[]> => Intl.supportedValuesOf("timeZone").map((zone) => [zone, ""]);
 const FIELDS: FieldSpec[] = [
   ...STARTS,
-  { at: "text", label: "Message", kind: "area", hint: "Starts each run.", when: ({ workflow }) => !workflow },
+  { at: "text", label: "Message", kind: "area", when: ({ workflow }) => !workflow },
   { at: "cron", label: "When", kind: "own", view: (props) => <When {...props} /> },
   { at: "timeZone", label: "Time zone", kind: "suggest", half: true, load: zones, when: ({ intervalSeconds }) => !intervalSeconds },
   { at: "overlap", label: "If the previous run has not ended", kind: "select", half: true, options: OVERLAPS },
@@ -200,7 +200,7 @@ export function lifeOf<T extends { definition?: { name?: string }; pauseTime?: s
   const nameOf = ({ definition }: T): string => definition?.name ?? "";
   return [
     { name: "Pause", method: method("Pause"), when: ({ pauseTime }) => !pauseTime, ask: "Reason (optional)", run: (item, note) => pause({ name: nameOf(item), note }) },
-    { name: "Resume", method: method("Resume"), when: ({ pauseTime }) => !!pauseTime, run: (item) => resume({ name: nameOf(item) }) },
+    { name: "Resume", method: method("Resume"), main: true, when: ({ pauseTime }) => !!pauseTime, run: (item) => resume({ name: nameOf(item) }) },
     removal("Delete", method("Delete"), (item) => remove({ name: nameOf(item) })),
   ];
 }

@@ -45,7 +45,7 @@ export const attention: Resource<RunInNeedJson> = {
   live: true,
   id: ({ runId }) => runId ?? "",
   get: async (runId) => (await pawl.operator.listAttention({ runId })).runs?.[0],
-  title: nameOfNeed,
+  title: (run) => (isDoubt(run) ? "A call with an unknown outcome" : "A run that crashes"),
   columns: [],
   card: (run, reload) => <Need key={run.runId} run={run} onDone={() => (reload(), void countNeeds())} />,
   below: (run) => <Need run={run} onDone={() => (go("/attention"), void countNeeds())} />,

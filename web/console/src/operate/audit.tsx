@@ -19,7 +19,7 @@ const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited a
 /** An audit entry as a sentence. */
 export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUserId = "", toolName = "", agentName = "", durationSeconds }: AuditEntryJson): string {
   const whose = userId ? ` for ${userId}` : "";
-  const agent = agentName || "An agent";
+  const agent = agentName ? `Agent ${agentName}` : "An agent";
   const why = reason ? ` (${word(reason)})` : "";
   switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
     case "PROPOSED":
@@ -40,14 +40,14 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
 const kindOf = ({ kind }: AuditEntryJson): string => (kind ?? "").replace("AUDIT_KIND_", "");
 const exact = (at: string | undefined): VNode => <time title={at}>{at && new Date(at).toLocaleTimeString(undefined, { hourCycle: "h23" })}</time>;
 
-/** The entries of each call together. Calls of a tool in a run that follow each other are one. Entries of rules stay alone. */
+/** The entries of each call together. Calls of a tool in a run that follow each other are one if they ended alike. Entries of rules stay alone. */
 function byCall(entries: AuditEntryJson[]): AuditEntryJson[][] {
   const calls = new Map<string, AuditEntryJson[]>();
   for (const entry of entries) calls.set(entry.callId || `${entry.seq}`, [...(calls.get(entry.callId || `${entry.seq}`) ?? []), entry]);
   const groups: AuditEntryJson[][] = [];
   for (const call of calls.values()) {
     const [last, first] = [groups.at(-1)?.[0], call[0]];
-    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName) groups.at(-1)!.push(...call);
+    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName && last.verdict === first.verdict) groups.at(-1)!.push(...call);
     else groups.push(call);
   }
   return groups;
