@@ -160,10 +160,17 @@ function Shape({ name, version }: { name: string; version: number }): VNode | nu
 function Workflow({ workflow: { name = "", version = 0 } }: { workflow: WorkflowVersionJson }): VNode {
   const [shown, setShown] = useState(version);
   const graph = useGraph(name, shown);
+  const [last] = useRead(async () => {
+    const [run] = (await pawl.agent.listRuns({ workflow: name, pageSize: 1 })).runs ?? [];
+    return run?.workflow?.version === version ? pawl.workflows.getExecution({ runId: run.runId ?? "" }) : undefined;
+  });
+  const states = new Map(shown === version ? last?.nodes?.map(({ path, state }) => [path, state]) : []);
+  const nodes = graph?.nodes.map((node) => ({ ...node, ...(states.get(node.path) && { state: states.get(node.path)! }) }));
   return (
     <>
       {shown !== version && <p><Badge tone="warn">Graph of version {shown}</Badge></p>}
-      {graph ? <Graph {...graph} /> : <Skeleton lines={3} />}
+      {graph && nodes ? <Graph nodes={nodes} edges={graph.edges} {...(states.size && { onChoose: (path) => go(`/workflows/runs/${last?.run?.runId}?node=${encodeURIComponent(path)}`) })} /> : <Skeleton lines={3} />}
+      {states.size > 0 && <p class="quiet">With the states of the <a href={`/workflows/runs/${last?.run?.runId}`}>latest run</a>.</p>}
       <LatestRuns
         of={{ workflow: name }}
         name={(run) => aboutOf(run).replace(`${name}: `, "")}
