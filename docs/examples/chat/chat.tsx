@@ -13,16 +13,16 @@ const CHAT = { conversationKey: "example-chat" };
 /** Front-end tools: definitions and functions. */
 const PAINT = {
   name: "paint",
-  description: "Paints the background of the page in a colour of CSS.",
-  argumentsSchemaJson: encode({ type: "object", properties: { colour: { type: "string" } }, required: ["colour"] }),
+  description: "Paints the background of the page in a CSS color.",
+  argumentsSchemaJson: encode({ type: "object", properties: { color: { type: "string" } }, required: ["color"] }),
   category: "TOOL_CATEGORY_SAFE",
   effectClass: "EFFECT_CLASS_IDEMPOTENT",
 } as const;
 const TOOLS = {
-  paint: ({ colour }: { colour: string }) => {
-    if (!CSS.supports("color", colour)) throw new Error(`${colour} is no colour.`);
-    document.body.style.background = colour;
-    return `The page is ${colour} now.`;
+  paint: ({ color }: { color: string }) => {
+    if (!CSS.supports("color", color)) throw new Error(`${color} is not a CSS color.`);
+    document.body.style.background = color;
+    return `The page is now ${color}.`;
   },
 };
 

@@ -99,14 +99,14 @@ function useTurns(threadId: string) {
 
 function Page() {
   useTurns(threadId);
-  const [colour, setColour] = useState("white");
+  const [color, setColor] = useState("white");
   useFrontendTool({
     name: "paint",
-    description: "Paints the page in a colour of CSS.",
-    parameters: z.object({ colour: z.string() }),
-    handler: async ({ colour }) => {
-      setColour(colour);
-      return `The page is ${colour}.`;
+    description: "Paints the page in a CSS color.",
+    parameters: z.object({ color: z.string() }),
+    handler: async ({ color }) => {
+      setColor(color);
+      return `The page is ${color}.`;
     },
   });
   useHumanInTheLoop({
@@ -121,7 +121,7 @@ function Page() {
     render: ({ interrupts, resolve }) => <>{interrupts.map((each) => <Ask key={each.id} asked={each} resolve={resolve} />)}</>,
   });
   return (
-    <main style={{ background: colour, height: "100vh" }}>
+    <main style={{ background: color, height: "100vh" }}>
       <CopilotChat threadId={threadId} />
     </main>
   );

@@ -112,7 +112,7 @@ def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
 class Chat:
     """A conversation on a terminal.
 
-    Reads lines while the model writes. A line is a command, a decision on the first pending call, or a message.
+    Reads lines while the model is writing. A line is a command, a decision on the first pending call, or a message.
     """
 
     def __init__(

@@ -274,7 +274,7 @@ async def share(
 ) -> None:
     """Share a conversation, or make it private.
 
-    All users of your store can then read it and, with --write, write to it.
+    All users of your store can read a shared conversation and, with --write, write to it.
     """
     if private and (arguments or write):
         raise CommandError("--private cannot be combined with --arguments or --write.")

@@ -81,7 +81,8 @@ def _starts(starter: Any) -> str:
 
 def _schedule(answer: Any, _: Any) -> str:
     schedule = answer.schedule
-    return wording.clean(f"{schedule.definition.name}: {_when(schedule)}, next {_next(schedule)}")
+    due = _next(schedule) if schedule.HasField("pause_time") else f"next {_next(schedule)}"
+    return wording.clean(f"{schedule.definition.name}: {_when(schedule)}, {due}")
 
 
 def _fires(answer: Any, _: Any) -> list[str]:

@@ -68,7 +68,7 @@ class ProcessSpec:
 
 
 def shim(account: tuple[int, int] | None, death_signal: signal.Signals) -> tuple[str, ...]:
-    """Return a command prefix that switches to the account and ends the process together with this one."""
+    """Return a command prefix that switches to the account, and makes the process end when this one does."""
     ids = "-" if account is None else "{}:{}".format(*account)
     return (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), str(int(death_signal)), ids)
 

@@ -1,4 +1,4 @@
-"""Recognises the requests in a prompt by a few sentence patterns.
+"""Recognises the requests in a prompt with a few sentence patterns.
 
 "then" and ";" split a prompt into sequential stages. "and" splits a stage into concurrent parts if each part is
 recognised on its own.

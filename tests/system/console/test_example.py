@@ -166,7 +166,7 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
 
 
 async def test_a_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:
-    await copilot.say('call paint with {"colour": "rgb(1, 2, 3)"}')
+    await copilot.say('call paint with {"color": "rgb(1, 2, 3)"}')
     await copilot.ends("The page is rgb(1, 2, 3).")
     await expect(copilot.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")
 

@@ -238,8 +238,9 @@ async def server() -> AsyncIterator[IssuerServer]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def fetch() -> KeyFetcher:
+@pytest.fixture
+def fetch(monkeypatch: pytest.MonkeyPatch) -> KeyFetcher:
+    monkeypatch.setattr(issuers, "_FETCH_SECONDS_MAX", 60.0)
     return KeyFetcher()
 
 

@@ -291,6 +291,18 @@ def test_a_notice_that_may_not_start_a_turn_does_not_block_others(desk: Desk, jo
     assert turn.generation == 1
 
 
+def test_a_notice_whose_token_budget_is_used_up_does_not_block_others() -> None:
+    desk, turn = desk_with_a_turn()
+    poor, rich = desk.start_job(turn), desk.start_job(turn)
+    for job in (poor, rich):
+        desk.end_job(job)
+    desk.unit.put_run(replace(desk.run(poor), budget_run_id=RunId("run_poor")))
+    background = replace(desk.background, used_up_budgets=(RunId("run_poor"),))
+    desk.unit.put_conversation(replace(desk.conversation, background=background))
+    desk.end(turn)
+    assert [each.run_id for each in desk.turns] == [turn, desk.active and desk.active.run_id]
+
+
 def test_a_failed_turn_is_repeated_until_it_has_failed_three_times() -> None:
     desk, turn = desk_with_a_turn()
     for count in (2, 3):

@@ -14,8 +14,8 @@ const LENGTH_MAX = 160;
 const asked = signal<ReadonlyMap<string, string>>(new Map());
 const reading = new Set<string>();
 
-/** On one line, without JSON. */
-const short = (text: string): string => visible(text.replace(/\s+/g, " ").replace(/[{[]".*/, "…").trim().slice(0, LENGTH_MAX));
+/** On one line. JSON is replaced by what it is about, if it says so. */
+const short = (text: string): string => visible(text.replace(/\s+/g, " ").replace(/[{[]".*/, (json) => /"(?:subject|title|summary|name)": ?"([^"\\]+)/.exec(json)?.[1] ?? "…").trim().slice(0, LENGTH_MAX));
 
 async function read(conversationId: string, runId: string): Promise<void> {
   const found = new Map<string, string>([[runId, ""]]);

@@ -1,4 +1,4 @@
-"""Creates decisions on calls and results of front-end calls, and checks their receipts."""
+"""Creates decisions on calls, creates results of front-end calls, and checks the receipts for both."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateReached(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit of model calls or tokens per minute is reached. The next attempt may follow at `end_time`."""
+    """A limit on model calls or tokens per minute has been reached. The next attempt may start at `end_time`."""
 
     end_time: float
 

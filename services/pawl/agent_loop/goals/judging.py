@@ -134,7 +134,7 @@ def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
 
 
 def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
-    """Judge by the settled call to the judge. If its answer cannot be used, return the problem."""
+    """Judge by the settled call to the judge. If the judge's answer cannot be used, return the problem."""
     if call.state is not CallState.SUCCEEDED or call.result is None:
         return f"the judge did not answer: {error_of(call)}"
     found = _answer(call)

@@ -204,7 +204,7 @@ class Drive:
         return plan.rest
 
     def _early_model_call(self, plan: Plan) -> StartModel | None:
-        """Return the model call that may start before the step that announces it is durable, or None.
+        """Return the model call that may start while the step that announces it is not yet durable, or None.
 
         The call's output is not used until the step is durable. If the step is refused, the output is discarded, but
         the call still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands
@@ -258,7 +258,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """Record the decisions, approvals and results that the next step consumes in the audit chain, once each."""
+        """Add each decision, approval and result that the next step consumes to the audit chain, once."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -468,7 +468,7 @@ class Drive:
     def _counting_output(self, state: State) -> State:
         """Count the usage for output that is about to be shown.
 
-        If this worker dies, the next one cannot find out that usage.
+        If this worker dies, the next one has no other way to learn of this usage.
         """
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):

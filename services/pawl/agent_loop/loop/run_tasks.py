@@ -180,7 +180,7 @@ class RunTasks(Tasks):
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
     def output_shown(self, pause_seconds_min: float) -> None:
-        """Record that all output returned so far is durable. More output should follow after this pause."""
+        """Record that all output returned so far is durable. Ask for a pause of at least `pause_seconds_min`."""
         if self._model_call:
             self._model_call.output_shown(pause_seconds_min)
 

@@ -120,7 +120,7 @@ CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure of a model call. If `retryable`, the call can be retried after `retry_after_seconds`.
+    """The failure of a model call. If `retryable` is set, the call can be retried after `retry_after_seconds`.
 
     `reason` is used in RoundRetrying. `message` is one sentence for the user and contains no secret.
     """

@@ -1,4 +1,4 @@
-"""Implements a workflow. A node starts once the nodes before it have ended, and the run ends when all have ended.
+"""Implements a workflow. A node starts once the nodes before it have ended, and the run ends when all nodes have ended.
 
 The program's cursor holds the state of each node. A node that makes a call ends when the call has its result. The id of
 the call is derived from the run, the node, the iteration and the attempt, so that no call is made twice.

@@ -237,7 +237,7 @@ def _may_pass(error: PawlError) -> bool:
 
 
 async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[str]:
-    """Write each resource that the caller can see to a file of a new set. Yield a line about each file."""
+    """Create a set with a file for each resource that the caller can see. Yield a line about each file."""
     file = _write(folder / files.SET_FILE, f"name: {name}\n")
     yield f"set {name}: {file}"
     for kind, each in KINDS.items():

@@ -1,4 +1,4 @@
-"""Converts between documents in files and messages of the contract."""
+"""Converts between documents in files and the contract's protobuf messages."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _misnamed_folders(path: Path) -> list[str]:
-    """Return a problem for each subfolder of a set that is not read, but whose name resembles the name of a kind."""
+    """Return a problem for each of a set's subfolders that is not read although its name resembles a kind's name."""
     if not (path / SET_FILE).is_file():
         return []
     unknown = [each for each in sorted(path.iterdir()) if each.is_dir() and each.name not in FOLDERS]

@@ -393,8 +393,8 @@ def _named_by_nodes(value: Any) -> Iterator[Key]:
 def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
     """Return a definition that servers can validate before the resources in `later` exist.
 
-    The definition no longer refers to them. A workflow is returned unchanged, because each of its faults refers to a
-    resource.
+    The returned definition does not refer to them. A workflow is returned unchanged, because `Faulty.without`
+    drops the faults that are about these resources.
     """
     if not later or key.kind == "workflow":
         return definition

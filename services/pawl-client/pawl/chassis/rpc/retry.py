@@ -1,4 +1,4 @@
-"""Retries of requests that a dependency could not serve."""
+"""Retries requests that a dependency could not serve."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ if an exception is not needed.
 * A float or a datetime corresponds to a Timestamp.
 * `X | None` corresponds to an optional field. An optional field that is not `X | None` has the struct's default when
   absent.
-* Nested structs, tuples and mappings correspond to messages, repeated fields and maps. Sets are written sorted.
+* Nested structs, tuples and mappings correspond to messages, repeated fields and maps. Sets are written in order.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Exceptions(NamedTuple):
     """Fields that are not translated by name.
 
     `read` computes a field of the struct from the whole message, and `write` computes a field of the message from the
-    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` list fields that exist only there, or
-    that are not translated.
+    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` list fields that exist only on that
+    side, or that are not translated.
     """
 
     read: Mapping[str, Callable[[Any], Any]] = {}

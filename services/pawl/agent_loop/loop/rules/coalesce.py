@@ -83,7 +83,7 @@ class Coalescer:
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
     def shown(self, now: float, pause_seconds_min: float = 0.0) -> None:
-        """Record that everything returned by `take` is visible. Adjust the pause to the delay and the minimum."""
+        """Record that everything returned by `take` is visible. Adapt the pause to the delay and the minimum."""
         self._held_seconds_max = max(HELD_SECONDS_MAX, pause_seconds_min)
         if self._taken_due_at is not None:
             self._pause_from = now

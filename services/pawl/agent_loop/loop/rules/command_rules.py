@@ -1,4 +1,4 @@
-"""Applies commands that the ledger has already accepted to the state."""
+"""Changes a run's state according to commands that the ledger has already accepted."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the leased front-end calls of the last two rounds that ended without a result from the client."""
+    """Return the last two rounds' leased front-end calls that ended without a result from the client."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()

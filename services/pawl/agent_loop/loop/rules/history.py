@@ -382,7 +382,7 @@ def _arguments(proposed: str) -> str:
 
 
 def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
-    """Merge adjacent messages of the same role, which some providers refuse. Each content is copied only once."""
+    """Merge adjacent messages of the same role, which some providers refuse. Copy each message's content only once."""
     waiting: list[ProviderMessage] = []
     for message in messages:
         if waiting and not _joins(waiting[-1], message):

@@ -30,7 +30,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     includes the attempt's usage so far.
 
     A `held` attempt waits for tokens, a quota or the model server. `tokens_needed` is the number of tokens that the
-    attempt needs, if the budget had fewer left. `quota_waits` counts the waits in a row for the same limit: a token
+    attempt needs, if the budget had fewer left. `quota_waits` counts consecutive waits for the same limit: a token
     budget or a limit per minute (`quota_kind`). `outage_since` is when the run started to wait for the model server,
     `outage_waits` counts these waits, and `next_try_time` is the time of the next attempt.
     """

@@ -202,7 +202,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """The approval of a job's iterations, given with a call. It covers no iterations after `ended` is set."""
+    """The approval of a job's iterations, given with a call. It covers no further iterations once `ended` is set."""
 
     series: Series
     call_id: CallId

@@ -101,7 +101,7 @@ def size_bytes(entry: Call | Command) -> int:
 def fitting(sizes: Sequence[int], bytes_max: int) -> int:
     """Return how many entries, counted from the first, fit into one step.
 
-    At least one entry fits if there are any.
+    If there are any entries, at least one counts as fitting.
     """
     total = 0
     for count, size in enumerate(sizes):

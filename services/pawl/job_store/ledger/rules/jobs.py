@@ -239,9 +239,10 @@ def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
     # Job ends come before iterations. Jobs that may not start any more turns are skipped.
     candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
     candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
-    if candidates:
-        is_iteration, _, job = candidates[0]
-        _start_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
+    for is_iteration, _, job in candidates:
+        # If one user has no tokens or turns left, another user's notices still start a turn.
+        if _start_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX):
+            return
 
 
 def has_notices(unit: UnitOfWork, run: RunRow) -> bool:
@@ -288,18 +289,19 @@ def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 
-def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
+def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> bool:
+    """Start a turn for the notices of a job's user. Return False if the job may not start one now."""
     # The root run's agent reports on jobs below delegated runs. Without the root run, the notice waits for a message.
     is_delegated = len(job.agents_above) > 1
     root = unit.runs.get(RunKey(job.store_id, job.agents_above[-1])) if is_delegated else job
     background, generation = conversation.background, job.generation + 1
     if Feature.RUNS in unit.off(job.store_id):
-        return  # The notice waits for `StartTurns`, the user's next message or a later turn.
+        return False  # The notice waits for `StartTurns`, the user's next message or a later turn.
     if root is None or turn.budget_below(root) in background.used_up_budgets:
-        return
+        return False
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)
     if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
-        return
+        return False
     start = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
     # A clock that went back must not delay the turn.
     start = min(start, unit.now + TURN_DISTANCE)
@@ -326,3 +328,4 @@ def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
         steered_by=job.steered_by,
     )
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=start)
+    return True
