@@ -5,7 +5,7 @@ import type { VNode } from "preact";
 
 import { Badge, type Tone } from "../design/parts";
 import { agentOptions, toolOptions } from "../editing/options";
-import type { Resource } from "../resource";
+import { groups, type Resource } from "../resource";
 import { lasted, pawl, word } from "../state";
 import { visible } from "../visible";
 
@@ -42,15 +42,13 @@ const exact = (at: string | undefined): VNode => <time title={at}>{at && new Dat
 
 /** The entries of each call together. Calls of a tool in a run that follow each other are one if they ended alike. Entries of rules stay alone. */
 function byCall(entries: AuditEntryJson[]): AuditEntryJson[][] {
-  const calls = new Map<string, AuditEntryJson[]>();
-  for (const entry of entries) calls.set(entry.callId || `${entry.seq}`, [...(calls.get(entry.callId || `${entry.seq}`) ?? []), entry]);
-  const groups: AuditEntryJson[][] = [];
-  for (const call of calls.values()) {
-    const [last, first] = [groups.at(-1)?.[0], call[0]];
-    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName && last.verdict === first.verdict) groups.at(-1)!.push(...call);
-    else groups.push(call);
+  const found: AuditEntryJson[][] = [];
+  for (const call of groups(entries, ({ callId, seq }) => callId || `${seq}`)) {
+    const [last, first] = [found.at(-1)?.[0], call[0]];
+    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName && last.verdict === first.verdict) found.at(-1)!.push(...call);
+    else found.push(call);
   }
-  return groups;
+  return found;
 }
 
 /** What came of a call: its result, or how far it is. */
