@@ -65,10 +65,10 @@ function lineOf(text: string, path: string): number | undefined {
 /** Selects a line of the editor. */
 function select(line: number): void {
   const area = document.querySelector<HTMLTextAreaElement>("textarea[data-json]");
-  const lines = area?.value.split("\n") ?? [];
-  const start = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
+  const ends = (area?.value ?? "").split("\n").slice(0, line).map((each) => each.length + 1);
+  const end = ends.reduce((sum, each) => sum + each, -1);
   area?.focus();
-  area?.setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
+  area?.setSelectionRange(end - (ends.at(-1) ?? 1) + 1, end);
 }
 
 /** The faults of a definition while it is written, and the graph of its last valid version. */
@@ -122,7 +122,7 @@ export const workflows: Resource<WorkflowVersionJson> = {
   columns: [
     { name: "Name", icon: () => "workflows", of: ({ name }) => name, under: ({ description }) => cut(description) },
     { name: "Steps", size: 200, priority: 2, listed: true, of: (each) => <Shape name={each.name ?? ""} version={each.version ?? 0} /> },
-    { name: "Last runs", size: 190, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
+    { name: "Last runs", size: 240, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
     { name: "Version", size: 80, priority: 3, of: ({ version }) => `v${version}` },
     { name: "Nodes", detailed: true, of: ({ nodeCount }) => nodeCount },
     { name: "Saved", size: 110, priority: 3, of: ({ createTime }) => time(createTime) },

@@ -15,7 +15,6 @@ import { visible } from "../visible";
 
 const READ = "notify.v1.NotifyService/AcknowledgeNotifications";
 const MUTE = "notify.v1.PreferenceService/MuteConversation";
-const PAGE = 200;
 
 /** The tone of a kind, and what it says of the subject of its run. */
 const KINDS: Record<string, [Tone, string]> = {
@@ -32,7 +31,7 @@ async function acknowledge(notificationIds: string[]): Promise<void> {
 }
 
 async function acknowledgeAll(): Promise<void> {
-  for (let ids; (ids = idsOf((await pawl.notifications.listNotifications({ pageSize: PAGE, onlyUnread: true })).notifications ?? [])).length; ) await acknowledge(ids);
+  for (let ids; (ids = idsOf((await pawl.notifications.listNotifications({ pageSize: 200, onlyUnread: true })).notifications ?? [])).length; ) await acknowledge(ids);
 }
 
 /** What a notification is about: a call that waits, the message of its run, or the title that the server gave it. */
