@@ -210,7 +210,7 @@ class AgentLoop:
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
         history.approvals_required[self.worker.worker_id] = approvals_required
-        self.ledger = PublicLedger(channel, self.worker.wake)
+        self.ledger = PublicLedger(channel, self.worker.wake, self.worker.background_steps)
         self.reads = LedgerReads(channel)
         self.clients = ClientSide(
             ledger=self.ledger,

@@ -72,7 +72,9 @@ async def main(stop: asyncio.Event) -> None:
         if settings.serves_clients:
             live = BusEvents(bus)
             clients = ClientSide(
-                ledger=PublicLedger(job_store, worker.wake) if worker else PublicLedger(job_store),
+                ledger=PublicLedger(job_store, worker.wake, worker.background_steps)
+                if worker
+                else PublicLedger(job_store),
                 agents=AgentLedger(job_store),
                 live=live,
                 registry=registry,

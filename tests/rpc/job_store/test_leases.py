@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from datetime import timedelta
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -93,6 +94,21 @@ async def test_stores_get_turns_by_weight_in_claims_of_any_size(
     full = PostgresLeases(database, weighted(per_store=8, per_user=7), crashes_max=3, one_store=one_store)
     found = await full.claim(WorkerId("w"), runs_max=20, lease_seconds=60, background_runs_max=0)
     assert {run.store_id for run in found} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(("slots", "runs_max"), [(0, 64), (100, 0)])
+async def test_a_claim_does_not_look_again_for_background_runs_that_it_may_not_take(
+    user: User, database: Database, monkeypatch: pytest.MonkeyPatch, slots: int, runs_max: int
+) -> None:
+    for number in range(9):
+        await user.submit(conversation_id=f"c{number}")
+    await database.execute("UPDATE job_store.runs SET in_background = true")
+    limits = StoreSlots(SlotLimits(per_store=20, per_user=20, background_per_store=slots))
+    leases = PostgresLeases(database, limits, crashes_max=3)
+    pick = AsyncMock(wraps=leases._due_runs.pick)
+    monkeypatch.setattr(leases._due_runs, "pick", pick)
+    found = await leases.claim(WorkerId("w"), runs_max=8, lease_seconds=60, background_runs_max=runs_max)
+    assert (found, pick.await_count) == ([], 1)
 
 
 async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:

@@ -16,7 +16,6 @@ from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, T
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
-from pawl.agent_loop.loop.tasks import Slots
 from pawl.agent_loop.model.request import ModelRequest, UsageReport
 from pawl.chassis.ids import RunKey
 from pawl.event.v1 import run_pb2
@@ -251,33 +250,6 @@ async def test_an_exhausted_budget_fails_one_turn_and_keeps_the_notices() -> Non
     key = story.say("and?")
     await story.until(lambda: story.world.ledger.run(key).state in ENDED)
     assert (len(story.turns), story.waiting) == (len(turns), [])
-
-
-async def _entered(number: int, wanted: int) -> int:
-    """Let `number` steps ask for slots and never end, until `wanted` have one. Return how many have one."""
-    slots, entered = Slots(), list[int]()
-
-    async def step(which: int) -> None:
-        async with slots.held():
-            entered.append(which)
-            await asyncio.Event().wait()
-
-    steps = [asyncio.create_task(step(which)) for which in range(number)]
-    while len(entered) < wanted:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    for task in steps:
-        task.cancel()
-    await asyncio.gather(*steps, return_exceptions=True)
-    return len(entered)
-
-
-@pytest.mark.parametrize(("seconds_max", "wanted"), [(3600.0, 4), (0.01, 6)])
-async def test_only_a_few_background_runs_step_at_the_same_time_but_stuck_steps_do_not_count(
-    seconds_max: float, wanted: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pawl.agent_loop.loop.tasks._STEP_SECONDS_MAX", seconds_max)
-    assert await _entered(6, wanted) == wanted
 
 
 async def test_a_worker_that_stops_releases_background_runs_without_waiting_for_slots() -> None:

@@ -15,7 +15,7 @@ from pawl.agent_loop.loop.ports import Claim, Loaded
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
-from pawl.chassis.ids import WorkerId
+from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
 from pawl.server.bus.connection import Bus
 from pawl.values import Question, RunState
@@ -231,6 +231,31 @@ async def test_one_claim_serves_both_the_end_of_a_run_and_the_next_message() -> 
         assert len(asked) == 5
         await asyncio.sleep(0.05)
         assert len(asked) == 6, "the last end has no other claim"
+
+
+async def test_beside_background_runs_a_message_is_claimed_without_delay_and_before_more_of_them() -> None:
+    world = World(VERDICTS, [long() for _ in range(3)])
+
+    def submit(*, in_background: bool) -> RunKey:
+        key = world.ledger.submit("hello")
+        world.ledger.tables.runs[key] = replace(world.ledger.row(key), in_background=in_background)
+        return key
+
+    submit(in_background=True)
+    worker = await listening(world)
+    async with at_work(worker):
+        await asyncio.sleep(1)
+        worker.wake()
+        await asyncio.sleep(0.01)
+        keys = [submit(in_background=True), submit(in_background=False)]
+        async with worker.background_steps.foreground():
+            worker.wake()
+        await asyncio.sleep(0.005)
+        assert [world.ledger.row(key).worker_id for key in keys] == [None, worker.worker_id]
+        await asyncio.sleep(0.05)
+        assert world.ledger.row(keys[0]).worker_id == worker.worker_id
+    kinds = {step.run_id: step.in_background for step in world.ledger.steps}
+    assert [kinds[key.run_id] for key in keys] == [True, False], "its commits are marked"
 
 
 async def test_an_idle_worker_polls_rarely_as_long_as_it_would_be_notified_of_work() -> None:

@@ -147,6 +147,28 @@ async def test_operations_that_arrive_during_a_write_share_the_next_group(
     assert (recorder.sizes, recorder.events) == ([1, 3], [b"first", b"a", b"b", b"c"])
 
 
+@pytest.mark.parametrize("in_background", [True, False])
+async def test_a_foreground_operation_waits_for_company_only_if_others_of_its_kind_are_usual(
+    journal: ScriptedJournal, commit: GroupCommit, in_background: bool
+) -> None:
+    def start(name: str, *, in_background: bool = False) -> asyncio.Task[str]:
+        run = commit.run(Named(name), size_bytes=1, store_id=STORE, in_background=in_background)
+        return asyncio.create_task(run)
+
+    journal.open.clear()
+    crowd = [start("first")]
+    await until(lambda: len(journal.groups) == 1)
+    crowd += [start("more", in_background=in_background) for _ in range(8)]
+    await asyncio.sleep(0)
+    journal.open.set()
+    await asyncio.gather(*crowd)
+    one = start("one")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    await asyncio.gather(one, start("two"))
+    assert journal.groups[2:] == ([["one"], ["two"]] if in_background else [["one", "two"]])
+
+
 async def test_groups_are_limited_in_number_and_bytes(journal: ScriptedJournal, commit: GroupCommit) -> None:
     await run_all(commit, *map(str, range(group_commit.OPERATIONS_MAX + 1)))
     assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX

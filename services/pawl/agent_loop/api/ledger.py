@@ -13,6 +13,7 @@ from pawl.agent.v1 import conversation_pb2 as public
 from pawl.agent.v1 import conversation_pb2_grpc
 from pawl.agent_loop.api.values import ClientSession
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.background_steps import BackgroundSteps
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
@@ -67,11 +68,17 @@ class PublicLedger:
     id and payload. The client calls `run_due` whenever a request may have made a run claimable.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        run_due: Callable[[], None] = lambda: None,
+        background_steps: BackgroundSteps | None = None,
+    ) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._conversations = conversation_pb2_grpc.ConversationServiceStub(channel)
         self.channel = channel
         self._run_due = run_due
+        self.background_steps = background_steps or BackgroundSteps()
 
     async def submit_message(self, message: pb.SubmitMessageRequest) -> pb.SubmitMessageResponse:
         """Submit a message.

@@ -104,7 +104,8 @@ class Messages:
                 refusal = refusal or error
             checked.tools.extend(map(wire.OWN_TOOL.write, tools))
             checked.client_id, checked.asked_tools_sha256 = session.client_id, _digest(requested)
-        return (await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))).run
+        async with self._ledger.background_steps.foreground():
+            return (await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))).run
 
     async def send(
         self, caller: Principal, request_id: RequestId, message: agent_pb2.SendMessageRequest | session_pb2.UserMessage
@@ -117,7 +118,8 @@ class Messages:
             PawlError: Any error that `start` raises.
         """
         checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
-        return await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))
+        async with self._ledger.background_steps.foreground():
+            return await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))
 
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool

@@ -159,11 +159,13 @@ class Drive:
     def _slot(self) -> AbstractAsyncContextManager[object]:
         """Return the slot to hold during a step.
 
-        Background runs share a small number of slots, so that they do not delay other runs. A stopping worker releases
-        all its runs at the same time, so that they share commits.
+        Background runs share a small number of slots and give way to other runs. A stopping worker releases all its
+        runs at the same time, so that they share commits.
         """
-        is_limited = self.claim.in_background and not self._handing_over
-        return self._dependencies.background_steps.held() if is_limited else nullcontext()
+        if self._handing_over:
+            return nullcontext()
+        steps = self._dependencies.background_steps
+        return steps.held() if self.claim.in_background else steps.foreground()
 
     async def _advance(self) -> Wait | Park | Finish | DriveEnd | None:
         """Commit what has happened, and start the work that follows. Return the next step, or None to plan again."""

@@ -49,7 +49,7 @@ _STEP: Final = wire.WIRE.struct(
                 pb.EnteredNotice(run_id=each.run.run_id, occasion=each.occasion) for each in step.entered_notices
             ],
         },
-        of_message=("store_id", "run_id", "epoch", "commit_id"),
+        of_message=("store_id", "run_id", "epoch", "commit_id", "in_background"),
     ),
 )
 
@@ -135,7 +135,9 @@ class WorkerLedgerClient:
             LeaseLost, RunEnded, RunNotFound: The run no longer belongs to this worker.
             InboxChanged, IllegalTransition: Nothing was written. Reload and plan again.
         """
-        request = pb.CommitRunRequest(**_fence(claim), commit_id=commit_id, **_STEP.fields(step))
+        request = pb.CommitRunRequest(
+            **_fence(claim), commit_id=commit_id, in_background=claim.in_background, **_STEP.fields(step)
+        )
         return await translated(self._stub.CommitRun(request))
 
     async def read_inbox(self, claim: Claim, state: State) -> State:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms, draft_name
 from pawl.agent_loop.goals import judging
+from pawl.agent_loop.loop.background_steps import BackgroundSteps
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import ModelCall, TermsCache, request_of
 from pawl.agent_loop.loop.model_limits import ModelLimits
@@ -57,7 +58,7 @@ from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of
 from pawl.agent_loop.loop.rules.tool import ProposedCall, Tool, Verdict
 from pawl.agent_loop.loop.run_tools import RunTools
 from pawl.agent_loop.loop.spans import RunSpans, Tracing, answered, executed
-from pawl.agent_loop.loop.tasks import Slots, Tasks
+from pawl.agent_loop.loop.tasks import Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.model.request import ModelPort, ModelRequest
 from pawl.agent_loop.model.shared import SharedModels
@@ -102,8 +103,7 @@ class WorkerDependencies:
     makes_titles: bool = False
     # Minimum number of users who must approve a gated call, including in runs that started under a lower setting.
     approvals_required: int = 1
-    # Held by background runs during a step.
-    background_steps: Slots = field(default_factory=Slots)
+    background_steps: BackgroundSteps = field(default_factory=BackgroundSteps)
     terms: TermsCache = field(default_factory=TermsCache)
     # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any
 
 from pawl.agent_loop.loop.rules.fact import Fact
-
-# More steps at the same time delay other runs more, fewer cost more CPU time each, because commits share less.
-_STEPS_MAX: Final = 4
-_STEP_SECONDS_MAX: Final = 2.0
 
 
 class Tasks:
@@ -69,31 +64,3 @@ class Tasks:
             if fact is not None:
                 self._facts.append(fact)
         self._on_end.set()
-
-
-class Slots:
-    """A limit on the number of tasks that execute a step at the same time. Tasks are served in order of arrival.
-
-    A step that takes longer than two seconds, for example during an outage, releases its slot, so that it cannot block
-    others.
-    """
-
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(_STEPS_MAX)
-
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Hold a slot. Safe to cancel."""
-        await self._free.acquire()
-        releases = [self._free.release]
-
-        def release() -> None:
-            while releases:
-                releases.pop()()
-
-        timer = asyncio.get_running_loop().call_later(_STEP_SECONDS_MAX, release)
-        try:
-            yield
-        finally:
-            timer.cancel()
-            release()

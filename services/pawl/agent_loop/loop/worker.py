@@ -93,6 +93,7 @@ class Worker:
         self._ledger = dependencies.ledger
         self._clock = dependencies.clock
         self._random = dependencies.random
+        self.background_steps = dependencies.background_steps
         self._meter = dependencies.meter
         self._limits = limits
         self._new_drive = new_drive
@@ -109,6 +110,7 @@ class Worker:
         # Claims soon, unless another claim starts first.
         self._soon: asyncio.TimerHandle | None = None
         self._claiming = asyncio.Lock()
+        self._claimed_background_at = -math.inf
         self._stopping = False
         self._bus: Bus | None = None
         # Until then, the ledger may count runs as this worker's that it does not drive: the response to a claim was
@@ -150,7 +152,14 @@ class Worker:
                     poll_seconds = self._idle_seconds(poll_seconds, wait_seconds)
             if room <= 0 or count < room:
                 await self._wait_for_work(started, poll_seconds)
-            await self._throttle(started + _CLAIM_SECONDS_MIN)
+            if not self._is_foreground_due():
+                await self._throttle(started + _CLAIM_SECONDS_MIN)
+
+    def _is_foreground_due(self) -> bool:
+        """Return whether a user's message has just made a run due, beside background runs only."""
+        foreground_is_at_work = self.background_steps.yield_seconds(asyncio.get_running_loop().time()) > 0
+        is_first = {claim.in_background for claim in self._held} == {True}
+        return self._work_is_ours.is_set() and foreground_is_at_work and is_first
 
     def _wake_soon(self) -> None:
         """Schedule a claim soon.
@@ -273,7 +282,7 @@ class Worker:
                     self.worker_id,
                     runs_max=room,
                     lease_seconds=self._limits.lease_seconds,
-                    background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_FRACTION)),
+                    background_runs_max=self._background_runs_max(),
                     is_idle=is_idle,
                 )
             except PawlError:
@@ -282,6 +291,18 @@ class Worker:
         for claim, loaded in claims.items():
             self._start(claim, started, loaded)
         return len(claims), wait_seconds
+
+    def _background_runs_max(self) -> int:
+        """Return the maximum number of background runs that the worker may hold after its next claim.
+
+        If it holds some, it claims no more while its foreground is at work.
+        """
+        wait_seconds = self.background_steps.yield_seconds(self._claimed_background_at)
+        if wait_seconds and any(claim.in_background for claim in self._held):
+            self._wake_at(self._clock.monotonic() + wait_seconds)
+            return 0
+        self._claimed_background_at = asyncio.get_running_loop().time()
+        return max(1, int(self._limits.runs_max * _BACKGROUND_FRACTION))
 
     def _note_doubt(self) -> None:
         # A claim without a response may still be executed later, and its lease starts then.

@@ -40,7 +40,7 @@ class WorkflowStarting:
     async def start(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> run_pb2.Run:
-        """Create a run and return once it is durable. Idempotent by request id.
+        """Create a run and return once it is durable. Idempotent by request id. Gives way to foreground runs.
 
         `reused` contains the fields of `PinnedWorkflow` that a rerun sets.
 
@@ -50,6 +50,7 @@ class WorkflowStarting:
             InvalidId, InvalidField, InvalidJson, TooLarge: The request is invalid.
             ConversationNotFound, ConversationErased, QueueFull, RequestIdReused
         """
+        await self._ledger.background_steps.give_way()
         message, refusal = await self.submission(caller, request, reused)
         return (await unless_refused(message, refusal, lambda: self._ledger.submit_message(message))).run
 

@@ -1,9 +1,9 @@
 """Group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one fills up. If operations arrive concurrently, a writer also waits briefly
-for more. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under light
-load, there is no second group, because small groups cost nearly as much as large ones. Rows are locked in the database,
-so any number of replicas can do this concurrently.
+for more, but foreground operations wait only for others of their kind. Under load, a second group is written in
+parallel, so that a slow disk does not block everyone. Under light load, there is no second group, because small groups
+cost nearly as much as large ones. Rows are locked in the database, so any number of replicas can do this concurrently.
 
 Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
 stores take turns, so that a busy store delays only itself.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Generic, Self, TypeVar
@@ -138,7 +138,28 @@ class _Queue:
     def __init__(self) -> None:
         self.waiting = Lanes[_Waiting]()
         self.arrived = asyncio.Event()
-        self.usual_size = 1.0
+        # Waiting operations that are not in the background.
+        self.foreground: set[_Waiting] = set()
+        self._usual_size = 1.0
+        self._usual_foreground = 1.0
+
+    def gathers(self) -> bool:
+        """Return whether a writer should wait for more operations.
+
+        Foreground operations only wait for others of their kind, not for those of background runs.
+        """
+        if self.foreground:
+            waiting, usual = len(self.foreground), self._usual_foreground
+        else:
+            waiting, usual = len(self.waiting), self._usual_size
+        return waiting < usual and usual > _SIDE_BY_SIDE
+
+    def note(self, group: Collection[_Waiting]) -> None:
+        """Record the size of a group that is no longer waiting."""
+        foreground = self.foreground.intersection(group)
+        self.foreground -= foreground
+        self._usual_size += (len(group) - self._usual_size) / 4 if group else 0
+        self._usual_foreground += (len(foreground) - self._usual_foreground) / 4 if foreground else 0
 
 
 class GroupCommit:
@@ -189,8 +210,11 @@ class GroupCommit:
         size_bytes: int,
         store_id: StoreId,
         lane: Lane = Lane.WORK,
+        in_background: bool = False,
     ) -> T:
         """Return the result of an operation on rows of this store, once it is durable.
+
+        Set `in_background` if no user waits for the operation.
 
         Cancelling the caller does not undo an accepted operation.
 
@@ -206,20 +230,26 @@ class GroupCommit:
             raise Overloaded
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         queue = self._queues[zlib.crc32(store_id.encode()) % len(self._queues)]
-        queue.waiting.put(lane, store_id, _Waiting(operation, size_bytes, answer))
+        waiting = _Waiting(operation, size_bytes, answer)
+        if not in_background:
+            queue.foreground.add(waiting)
+        queue.waiting.put(lane, store_id, waiting)
         queue.arrived.set()
-        return await answer
+        try:
+            return await answer
+        finally:
+            queue.foreground.discard(waiting)
 
     async def _write_groups(self, queue: _Queue, operations_min: int, people_min: int) -> None:
         waiting = queue.waiting
         while True:
             if len(waiting) >= operations_min or waiting.waiting(Lane.PEOPLE) >= people_min:
-                if len(waiting) < queue.usual_size and queue.usual_size > _SIDE_BY_SIDE and not self._closing:
+                if queue.gathers() and not self._closing:
                     await asyncio.sleep(_GATHER_SECONDS)
                 group = waiting.next_group(
                     _weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX, one_store=self._one_store
                 )
-                queue.usual_size += (len(group) - queue.usual_size) / 4 if group else 0
+                queue.note(group)
                 await self._write_and_answer(group)
             elif self._closing:
                 return

@@ -60,7 +60,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         operation = operations.submit(request, self._ledger.limits_of)
-        submitted = await self._write(operation, request.ByteSize(), request.store_id)
+        in_background = bool(operation.program)
+        submitted = await self._write(operation, request.ByteSize(), request.store_id, in_background=in_background)
         run = messages.run(submitted.run)
         run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
@@ -70,9 +71,12 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         submitted = await self._write(operation, request.ByteSize(), request.message.store_id)
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
-    async def _write(self, operation: Operation[T], size_bytes: int, store_id: str, lane: Lane = Lane.PEOPLE) -> T:
+    async def _write(
+        self, operation: Operation[T], size_bytes: int, store_id: str, *, in_background: bool = False
+    ) -> T:
+        store, lane = StoreId(store_id), Lane.PEOPLE
         return await self._ledger.group_commit.run(
-            operation, size_bytes=size_bytes, lane=lane, store_id=StoreId(store_id)
+            operation, size_bytes=size_bytes, store_id=store, lane=lane, in_background=in_background
         )
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
@@ -126,12 +130,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
-        size_bytes, events = request.ByteSize(), len(request.events)
-        committed = await self._write(
-            operations.commit(request, self._ledger.limits_of), size_bytes, request.store_id, Lane.WORK
+        store_id, events = StoreId(request.store_id), len(request.events)
+        committed = await self._ledger.group_commit.run(
+            operations.commit(request, self._ledger.limits_of),
+            size_bytes=request.ByteSize(),
+            store_id=store_id,
+            in_background=request.in_background,
         )
         response = messages.COMMITTED.write(committed)
-        store_id = StoreId(request.store_id)
         per_second = self._ledger.limits_of(store_id).events_per_second
         if events and per_second and self._pause_seconds is not None:
             response.output_pause_seconds = await self._pause_seconds(store_id, per_second, events)

@@ -215,8 +215,11 @@ class DueRuns:
             store: Counter((record["active"], record["in_background"]) for record in due[store]) for store in stores
         }
         cut = [store for store in stores if kinds[store][False, False] == window]
+        takes_background = held < background_runs_max
         has_more = bool(cut) or any(
-            found[False, True] == window or found[True, False] + found[True, True] == window for found in kinds.values()
+            (takes_background and found[False, True] == window and self._has_background_slot(due[store]))
+            or found[True, False] + found[True, True] == window
+            for store, found in kinds.items()
         )
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
         share = partial(
@@ -234,6 +237,10 @@ class DueRuns:
             assigned = share(self._lines(due))
         has_more = has_more or len(stores) == stores_max
         return Picked(runs=assigned.runs, turns=assigned.turns, has_more=has_more)
+
+    def _has_background_slot(self, records: Sequence[Record]) -> bool:
+        slots = self._slots.of(records[0]["store_id"])
+        return int(records[0]["used_background"]) < slots.background_per_store
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]
