@@ -122,7 +122,7 @@ export const workflows: Resource<WorkflowVersionJson> = {
   columns: [
     { name: "Name", icon: () => "workflows", of: ({ name }) => name, under: ({ description }) => cut(description) },
     { name: "Steps", size: 200, priority: 2, listed: true, of: (each) => <Shape name={each.name ?? ""} version={each.version ?? 0} /> },
-    { name: "Last runs", size: 240, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
+    { name: "Last runs", size: 276, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
     { name: "Version", size: 80, priority: 3, of: ({ version }) => `v${version}` },
     { name: "Nodes", detailed: true, of: ({ nodeCount }) => nodeCount },
     { name: "Saved", size: 110, priority: 3, of: ({ createTime }) => time(createTime) },

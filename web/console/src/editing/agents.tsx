@@ -164,7 +164,7 @@ export const agents: Resource<AgentVersionJson> = {
     { name: "Name", icon: () => "agents", of: ({ definition }) => definition?.name, under: (agent) => cut(agent.definition?.card?.description) || (!isSaved(agent) && "Built in. Used by runs that name no agent.") },
     { name: "Model", size: 140, priority: 2, of: ({ definition }) => definition?.options?.model || <span class="quiet" title="The default of the deployment">{who.value?.deployment?.model ?? "default"}</span> },
     { name: "Tools", size: 120, priority: 1, listed: true, of: ({ toolNames }) => (toolNames?.length ? `${toolNames.length} ${toolNames.length > 1 ? "tools" : "tool"}` : "all tools") },
-    { name: "Last runs", size: 240, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <LastRuns agent={name} /> },
+    { name: "Last runs", size: 276, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <LastRuns agent={name} /> },
     { name: "Version", size: 110, priority: 3, of: ({ version, draft: isDraft }) => (isDraft ? <Badge tone="accent">draft</Badge> : version && `v${version}`), under: ({ createTime }) => time(createTime) },
     { name: "Saved", detailed: true, of: ({ createTime }) => time(createTime) },
     { name: "By", detailed: true, of: ({ createUserId }) => createUserId },
