@@ -46,7 +46,7 @@ export const runs: Resource<RunJson> = {
   id: ({ runId }) => runId ?? "",
   columns: [
     { name: "Run", icon: iconOf, of: (run) => nameOfRun(run), under: came },
-    { name: "State", size: 152, priority: 1, by: (run) => word(run.state), of: (run) => <State run={run} /> },
+    { name: "State", size: 172, priority: 1, by: (run) => word(run.state), of: (run) => <State run={run} /> },
     { name: "Agent", size: 124, priority: 2, by: kindOf, of: (run) => (run.workflow || run.job ? <span class="quiet">{run.workflow ? "Workflow" : "Job"}</span> : kindOf(run)) },
     { name: "Started", size: 104, priority: 1, by: ({ createTime = "" }) => createTime, of: ({ createTime }) => time(createTime) },
     { name: "Duration", size: 92, priority: 3, num: true, by: seconds, of: duration },
