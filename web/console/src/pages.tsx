@@ -199,13 +199,13 @@ function KindPicker({ value: { kinds, ...rest }, onValue }: { value: Values; onV
 const CHANNEL: FieldSpec[] = [
   { at: "name", label: "Name" },
   { at: "url", label: "Address", hint: "https://... for a webhook, mailto:... for an e-mail address." },
-  { at: "kinds", label: "Sends a notification when", kind: "own", view: (props) => <KindPicker {...props} /> },
   { at: "enabled", label: "Send notifications to this channel", kind: "check" },
+  { at: "kinds", label: "Sends a notification when", kind: "own", view: (props) => <KindPicker {...props} /> },
   { at: "afterSeconds", label: "Delay (seconds)", kind: "number", half: true, hint: "Notifications that are read before then are not sent." },
 ];
 
 // Codes are not resent; a new one is sent instead.
-const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type }) => type !== "channel.code", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
+const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type, state }) => type !== "channel.code" && state !== "CHANNEL_DELIVERY_STATE_DELIVERED", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
 
 const deliveryState = ({ state }: ChannelDeliveryJson): VNode => <Badge tone={state?.endsWith("DEAD") ? "bad" : toneOf(state)}>{short(state, "CHANNEL_DELIVERY_STATE_").replace("dead", "given up").replace("waiting", "will be retried")}</Badge>;
 
@@ -258,16 +258,19 @@ const channels: Resource<ChannelJson> = {
     removal("Delete", "notify.v1.ChannelService/DeleteChannel", ({ channelId = "" }) => pawl.channels.deleteChannel({ channelId })),
   ],
   below: ({ channelId = "" }) => (
-    <Below<ChannelDeliveryJson>
+    <Below<ChannelDeliveryJson & { title: string | undefined }>
       name="Deliveries"
       method="notify.v1.ChannelService/ListDeliveries"
-      load={async () => (await pawl.channels.listDeliveries({ channelId })).deliveries}
+      load={async () => {
+        const [{ deliveries = [] }, { notifications: all = [] }] = await Promise.all([pawl.channels.listDeliveries({ channelId }), pawl.notifications.listNotifications({ pageSize: 200 })]);
+        return deliveries.map((each) => ({ ...each, title: all.find(({ number }) => number === each.number)?.title }));
+      }}
       columns={[
-        { name: "Notification", of: ({ type = "" }) => sentence(type.replace(/[._]/g, " ")), under: ({ lastError }) => lastError && <span class="fault">{cut(lastError)}</span> },
+        { name: "Notification", of: ({ type = "", title: said }) => said ?? sentence(type.replace(/[._]/g, " ")), under: ({ lastError, type = "", title: said }) => (lastError ? <span class="fault">{cut(lastError)}</span> : said && sentence(type.replace(/[._]/g, " "))) },
         { name: "State", size: 150, priority: 1, of: deliveryState },
         { name: "Tries", size: 70, num: true, priority: 2, of: ({ tries }) => tries ?? 0 },
         { name: "Status", size: 80, num: true, priority: 3, of: ({ status }) => status || "" },
-        { name: "Last try", size: 110, priority: 2, num: true, of: ({ tryTime }) => time(tryTime) },
+        { name: "Last try", size: 110, priority: 1, num: true, of: ({ tryTime }) => time(tryTime) },
       ]}
       act={(delivery, again) => <Actions item={delivery} onDone={again} all={[RESEND]} />}
     />
@@ -284,15 +287,11 @@ function readDocument(key: string): ReturnType<typeof pawl.documents.getDocument
   return pawl.documents.getDocument({ name: name.join(":"), owner: owner === "store" ? "DOCUMENT_OWNER_STORE" : "DOCUMENT_OWNER_USER" });
 }
 
-/** The first words of a document. */
-function Start({ of: document }: { of: DocumentJson }): VNode | null {
+/** The text of a document, or its first words. */
+function Text({ of: document, isWhole }: { of: DocumentJson; isWhole?: true }): VNode | null {
   const [found] = useRead(() => readDocument(keyOf(document)), [document.textSha256]);
-  return found ? <>{plain(cut(found.text))}</> : null;
-}
-
-function Text({ of: document }: { of: DocumentJson }): VNode {
-  const [found] = useRead(() => readDocument(keyOf(document)), [document.textSha256]);
-  return found ? <p class="panel prose document" tabIndex={0}>{visible(found.text ?? "")}</p> : <Skeleton />;
+  if (!found) return isWhole ? <Skeleton /> : null;
+  return isWhole ? <p class="panel prose document" tabIndex={0}>{visible(found.text ?? "")}</p> : <>{plain(cut(found.text?.replace(/^#.*\n/, "")))}</>;
 }
 
 /** Uploads text files as documents with their names. */
@@ -302,7 +301,7 @@ function Upload({ onDone }: { onDone: () => void }): VNode | null {
       for (const file of files ?? []) await pawl.documents.putDocument({ name: file.name, text: await file.text() });
       onDone();
     });
-  return may(PUT) ? <label class="button second">Upload files <input type="file" class="unseen" multiple accept="text/*,.md,.json,.csv" onChange={(event) => put(event.currentTarget.files)} /></label> : null;
+  return may(PUT) ? <label class="button second">Upload <input type="file" class="unseen" multiple accept="text/*,.md,.json,.csv" onChange={(event) => put(event.currentTarget.files)} /></label> : null;
 }
 
 const documents: Resource<DocumentJson> = {
@@ -317,7 +316,7 @@ const documents: Resource<DocumentJson> = {
   id: keyOf, title: ({ name = "" }) => name,
   above: (reload) => <Upload onDone={reload} />,
   columns: [
-    { name: "Name", icon: () => "documents", of: ({ name }) => name, under: (each) => <Start of={each} /> },
+    { name: "Name", icon: () => "documents", of: ({ name }) => name, under: (each) => <Text of={each} /> },
     { name: "For", size: 110, priority: 1, of: (each) => (isOfStore(each) ? "Everyone" : <span class="quiet">You</span>) },
     { name: "Size", size: 90, num: true, priority: 2, of: sizeOf },
     { name: "Changed", size: 120, priority: 1, num: true, of: ({ updateTime }) => time(updateTime) },
@@ -332,7 +331,7 @@ const documents: Resource<DocumentJson> = {
     save: async (document) => void (await pawl.documents.putDocument(document)),
   },
   actions: [removal("Delete", "tool.v1.DocumentService/DeleteDocument", ({ name = "", owner }) => pawl.documents.deleteDocument({ name, ...(owner ? { owner } : {}) }))],
-  below: (document) => <Text of={document} />,
+  below: (document) => <Text of={document} isWhole />,
 };
 
 export const RESOURCES: readonly Resource<any>[] = [runs, jobs, goals, workflows, attention, agents, tools, rules, schedules, triggers, audit, notifications, channels, sources, documents];

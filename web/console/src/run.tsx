@@ -83,7 +83,6 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
 }
 
 const TITLE_SHOWN = 120;
-/** Characters of each message of a request. */
 const SAID_SHOWN = 4000;
 
 function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; hasChildren: boolean }): VNode {

@@ -165,10 +165,8 @@ export function LastRuns(of: { agent: string } | { workflow: string }): VNode | 
   return (
     <>
       <State run={run} /> <small class="quiet">{time(run.createTime)}</small>
-      <span class="recent">
-        {[...(found?.runs ?? [])].reverse().map(({ runId, state }) => (
-          <a key={runId} href={`${"agent" in of ? "" : "/workflows"}/runs/${runId}`} aria-label={`Run ${runId?.slice(-8)}: ${word(state)}`} title={word(state)}><i class={`dot ${toneOf(state)}`} /></a>
-        ))}
+      <span class="recent" role="img" aria-label={`Last runs, the newest first: ${(found?.runs ?? []).map(({ state }) => word(state)).join(", ")}`}>
+        {[...(found?.runs ?? [])].reverse().map(({ runId, state }) => <i key={runId} title={word(state)} class={`dot ${toneOf(state)}`} />)}
       </span>
     </>
   );
@@ -178,7 +176,7 @@ export function LastRuns(of: { agent: string } | { workflow: string }): VNode | 
 export function LatestRuns({ of, name, more = [] }: { of: { agent: string } | { workflow: string }; name: (run: RunJson) => string; more?: Column<RunJson>[] }): VNode {
   const columns: Column<RunJson>[] = [
     { name: "Run", of: (run) => name(run) || `Run ${run.runId?.slice(-8)}`, under: came },
-    { name: "State", size: 156, priority: 1, of: (run) => <State run={run} /> },
+    { name: "State", size: 180, priority: 1, of: (run) => <State run={run} /> },
     { name: "Started", size: 104, priority: 1, num: true, of: ({ createTime }) => time(createTime) },
     ...more,
   ];
