@@ -140,7 +140,7 @@ const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
 function Progress({ job: { iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress, endTime, nextTime } }: { job: BackgroundJobJson }): VNode {
   const done = progress?.fraction === undefined ? (most > 1 ? iterations / most : undefined) : Number(progress.fraction);
-  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`].filter(Boolean).join(" · ");
+  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`, endTime && `ended ${ago(endTime)}`].filter(Boolean).join(" · ");
   return <span class="progress">{done !== undefined && !endTime && <progress value={done} max={1} aria-label="Progress" />} <small>{words}</small></span>;
 }
 const jobs: Resource<BackgroundJobJson> = {
