@@ -25,7 +25,7 @@ import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
 import { Below, paged, type Resource, useRead } from "./resource";
 import { runs, State } from "./runs";
-import { argumentsOf, entriesOf, iconOf, objectOf, resultLine, title } from "./sentence";
+import { argumentsOf, entriesOf, objectOf, resultLine, title } from "./sentence";
 import { ago, attempt, lasted, may, pawl, titleOf, word } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
@@ -64,7 +64,7 @@ const tools: Resource<ToolJson> = {
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
   about: ({ definition }) => definition?.description,
   columns: [
-    { name: "Name", icon: ({ definition }) => iconOf(definition?.name), of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
     { name: "Approval", size: 120, priority: 1, of: ({ definition }) => <Care category={definition?.category} /> },
     { name: "Effect", size: 150, priority: 2, of: ({ definition: { effectClass = "" } = {} }) => <span title={EFFECTS[effectClass]?.[1]}>{EFFECTS[effectClass]?.[0]}</span> },
     { name: "Source", size: 130, priority: 1, num: true, of: sourceOf },
@@ -113,7 +113,7 @@ function Calls({ tool }: { tool: string }): VNode | null {
 }
 
 const typeOf = ({ type, items, anyOf, enum: values }: Schema = {}): string =>
-  values ? `one of ${values.join(", ")}` : anyOf ? anyOf.map(typeOf).filter((each) => each !== "null").join(" or ") : type === "array" ? `list of ${items?.type ?? "value"}s` : { string: "text", boolean: "yes or no" }[String(type)] ?? String(type ?? "any");
+  values ? `one of ${values.join(", ")}` : anyOf ? anyOf.map(typeOf).filter((each) => each !== "null").join(" or ") : type === "array" ? `list of ${items?.type === "string" ? "text" : (items?.type ?? "values")}` : { string: "text", boolean: "yes or no" }[String(type)] ?? String(type ?? "any");
 
 /** The arguments of a tool, those that are required first. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
@@ -128,8 +128,8 @@ function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | 
         name="Arguments"
         items={names}
         columns={[
-          { name: "Name", of: (name) => <><code>{visible(name)}</code>{required.includes(name) && <span class="quiet"> required</span>}</>, under: (name) => <span class="whole">{cut(schema?.properties?.[name]?.description)}</span> },
-          { name: "Type", size: 240, priority: 1, of: (name) => typeOf(schema?.properties?.[name]) },
+          { name: "Name", size: 460, of: (name) => <><code>{visible(name)}</code>{required.includes(name) && <span class="quiet"> required</span>}</>, under: (name) => <span class="whole">{cut(schema?.properties?.[name]?.description)}</span> },
+          { name: "Type", priority: 1, of: (name) => typeOf(schema?.properties?.[name]) },
         ]}
       />
     </>
@@ -140,7 +140,7 @@ const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
 function Progress({ job: { iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress, endTime, nextTime } }: { job: BackgroundJobJson }): VNode {
   const done = progress?.fraction === undefined ? (most > 1 ? iterations / most : undefined) : Number(progress.fraction);
-  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`].filter(Boolean).join(" · ");
+  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`, endTime && `ended ${ago(endTime)}`].filter(Boolean).join(" · ");
   return <span class="progress">{done !== undefined && !endTime && <progress value={done} max={1} aria-label="Progress" />} <small>{words}</small></span>;
 }
 const jobs: Resource<BackgroundJobJson> = {
@@ -199,13 +199,13 @@ function KindPicker({ value: { kinds, ...rest }, onValue }: { value: Values; onV
 const CHANNEL: FieldSpec[] = [
   { at: "name", label: "Name" },
   { at: "url", label: "Address", hint: "https://... for a webhook, mailto:... for an e-mail address." },
-  { at: "kinds", label: "Sends a notification when", kind: "own", view: (props) => <KindPicker {...props} /> },
   { at: "enabled", label: "Send notifications to this channel", kind: "check" },
+  { at: "kinds", label: "Sends a notification when", kind: "own", view: (props) => <KindPicker {...props} /> },
   { at: "afterSeconds", label: "Delay (seconds)", kind: "number", half: true, hint: "Notifications that are read before then are not sent." },
 ];
 
 // Codes are not resent; a new one is sent instead.
-const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type }) => type !== "channel.code", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
+const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type, state }) => type !== "channel.code" && state !== "CHANNEL_DELIVERY_STATE_DELIVERED", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
 
 const deliveryState = ({ state }: ChannelDeliveryJson): VNode => <Badge tone={state?.endsWith("DEAD") ? "bad" : toneOf(state)}>{short(state, "CHANNEL_DELIVERY_STATE_").replace("dead", "given up").replace("waiting", "will be retried")}</Badge>;
 
@@ -258,16 +258,19 @@ const channels: Resource<ChannelJson> = {
     removal("Delete", "notify.v1.ChannelService/DeleteChannel", ({ channelId = "" }) => pawl.channels.deleteChannel({ channelId })),
   ],
   below: ({ channelId = "" }) => (
-    <Below<ChannelDeliveryJson>
+    <Below<ChannelDeliveryJson & { title: string | undefined }>
       name="Deliveries"
       method="notify.v1.ChannelService/ListDeliveries"
-      load={async () => (await pawl.channels.listDeliveries({ channelId })).deliveries}
+      load={async () => {
+        const [{ deliveries = [] }, { notifications: all = [] }] = await Promise.all([pawl.channels.listDeliveries({ channelId }), pawl.notifications.listNotifications({ pageSize: 200 })]);
+        return deliveries.map((each) => ({ ...each, title: all.find(({ number }) => number === each.number)?.title }));
+      }}
       columns={[
-        { name: "Notification", of: ({ type = "" }) => sentence(type.replace(/[._]/g, " ")), under: ({ lastError }) => lastError && <span class="fault">{cut(lastError)}</span> },
+        { name: "Notification", of: ({ type = "", title: said }) => said ?? sentence(type.replace(/[._]/g, " ")), under: ({ lastError, type = "", title: said }) => (lastError ? <span class="fault">{cut(lastError)}</span> : said && sentence(type.replace(/[._]/g, " "))) },
         { name: "State", size: 150, priority: 1, of: deliveryState },
         { name: "Tries", size: 70, num: true, priority: 2, of: ({ tries }) => tries ?? 0 },
         { name: "Status", size: 80, num: true, priority: 3, of: ({ status }) => status || "" },
-        { name: "Last try", size: 110, priority: 2, num: true, of: ({ tryTime }) => time(tryTime) },
+        { name: "Last try", size: 110, priority: 1, num: true, of: ({ tryTime }) => time(tryTime) },
       ]}
       act={(delivery, again) => <Actions item={delivery} onDone={again} all={[RESEND]} />}
     />
@@ -284,15 +287,11 @@ function readDocument(key: string): ReturnType<typeof pawl.documents.getDocument
   return pawl.documents.getDocument({ name: name.join(":"), owner: owner === "store" ? "DOCUMENT_OWNER_STORE" : "DOCUMENT_OWNER_USER" });
 }
 
-/** The first words of a document. */
-function Start({ of: document }: { of: DocumentJson }): VNode | null {
+/** The text of a document, or its first words. */
+function Text({ of: document, isWhole }: { of: DocumentJson; isWhole?: true }): VNode | null {
   const [found] = useRead(() => readDocument(keyOf(document)), [document.textSha256]);
-  return found ? <>{plain(cut(found.text))}</> : null;
-}
-
-function Text({ of: document }: { of: DocumentJson }): VNode {
-  const [found] = useRead(() => readDocument(keyOf(document)), [document.textSha256]);
-  return found ? <p class="panel prose document" tabIndex={0}>{visible(found.text ?? "")}</p> : <Skeleton />;
+  if (!found) return isWhole ? <Skeleton /> : null;
+  return isWhole ? <p class="panel prose document" tabIndex={0}>{visible(found.text ?? "")}</p> : <>{plain(cut(found.text?.replace(/^#.*\n/, "")))}</>;
 }
 
 /** Uploads text files as documents with their names. */
@@ -302,7 +301,7 @@ function Upload({ onDone }: { onDone: () => void }): VNode | null {
       for (const file of files ?? []) await pawl.documents.putDocument({ name: file.name, text: await file.text() });
       onDone();
     });
-  return may(PUT) ? <label class="button second">Upload files <input type="file" class="unseen" multiple accept="text/*,.md,.json,.csv" onChange={(event) => put(event.currentTarget.files)} /></label> : null;
+  return may(PUT) ? <label class="button second">Upload <input type="file" class="unseen" multiple accept="text/*,.md,.json,.csv" onChange={(event) => put(event.currentTarget.files)} /></label> : null;
 }
 
 const documents: Resource<DocumentJson> = {
@@ -317,7 +316,7 @@ const documents: Resource<DocumentJson> = {
   id: keyOf, title: ({ name = "" }) => name,
   above: (reload) => <Upload onDone={reload} />,
   columns: [
-    { name: "Name", icon: () => "documents", of: ({ name }) => name, under: (each) => <Start of={each} /> },
+    { name: "Name", icon: () => "documents", of: ({ name }) => name, under: (each) => <Text of={each} /> },
     { name: "For", size: 110, priority: 1, of: (each) => (isOfStore(each) ? "Everyone" : <span class="quiet">You</span>) },
     { name: "Size", size: 90, num: true, priority: 2, of: sizeOf },
     { name: "Changed", size: 120, priority: 1, num: true, of: ({ updateTime }) => time(updateTime) },
@@ -332,7 +331,7 @@ const documents: Resource<DocumentJson> = {
     save: async (document) => void (await pawl.documents.putDocument(document)),
   },
   actions: [removal("Delete", "tool.v1.DocumentService/DeleteDocument", ({ name = "", owner }) => pawl.documents.deleteDocument({ name, ...(owner ? { owner } : {}) }))],
-  below: (document) => <Text of={document} />,
+  below: (document) => <Text of={document} isWhole />,
 };
 
 export const RESOURCES: readonly Resource<any>[] = [runs, jobs, goals, workflows, attention, agents, tools, rules, schedules, triggers, audit, notifications, channels, sources, documents];

@@ -197,6 +197,13 @@ export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: 
   );
 }
 
+/** Returns items with the same key together, in the order of the first ones. */
+export function groups<T>(items: T[], key: (item: T) => string): T[][] {
+  const found = new Map<string, T[]>();
+  for (const item of items) found.set(key(item), [...(found.get(key(item)) ?? []), item]);
+  return [...found.values()];
+}
+
 const DAY_MS = 86_400_000;
 
 function days<T>(items: T[], at: (item: T) => string | undefined = () => undefined): [string, T[]][] {

@@ -65,10 +65,10 @@ function lineOf(text: string, path: string): number | undefined {
 /** Selects a line of the editor. */
 function select(line: number): void {
   const area = document.querySelector<HTMLTextAreaElement>("textarea[data-json]");
-  const lines = area?.value.split("\n") ?? [];
-  const start = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
+  const ends = (area?.value ?? "").split("\n").slice(0, line).map((each) => each.length + 1);
+  const end = ends.reduce((sum, each) => sum + each, -1);
   area?.focus();
-  area?.setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
+  area?.setSelectionRange(end - (ends.at(-1) ?? 1) + 1, end);
 }
 
 /** The faults of a definition while it is written, and the graph of its last valid version. */
@@ -122,7 +122,7 @@ export const workflows: Resource<WorkflowVersionJson> = {
   columns: [
     { name: "Name", icon: () => "workflows", of: ({ name }) => name, under: ({ description }) => cut(description) },
     { name: "Steps", size: 200, priority: 2, listed: true, of: (each) => <Shape name={each.name ?? ""} version={each.version ?? 0} /> },
-    { name: "Last runs", size: 190, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
+    { name: "Last runs", size: 276, priority: 1, listed: true, of: ({ name = "" }) => <LastRuns workflow={name} /> },
     { name: "Version", size: 80, priority: 3, of: ({ version }) => `v${version}` },
     { name: "Nodes", detailed: true, of: ({ nodeCount }) => nodeCount },
     { name: "Saved", size: 110, priority: 3, of: ({ createTime }) => time(createTime) },
@@ -160,10 +160,17 @@ function Shape({ name, version }: { name: string; version: number }): VNode | nu
 function Workflow({ workflow: { name = "", version = 0 } }: { workflow: WorkflowVersionJson }): VNode {
   const [shown, setShown] = useState(version);
   const graph = useGraph(name, shown);
+  const [last] = useRead(async () => {
+    const [run] = (await pawl.agent.listRuns({ workflow: name, pageSize: 1 })).runs ?? [];
+    return run?.workflow?.version === version ? pawl.workflows.getExecution({ runId: run.runId ?? "" }) : undefined;
+  });
+  const states = new Map(shown === version ? last?.nodes?.map(({ path, state }) => [path, state]) : []);
+  const nodes = graph?.nodes.map((node) => ({ ...node, ...(states.get(node.path) && { state: states.get(node.path)! }) }));
   return (
     <>
       {shown !== version && <p><Badge tone="warn">Graph of version {shown}</Badge></p>}
-      {graph ? <Graph {...graph} /> : <Skeleton lines={3} />}
+      {graph && nodes ? <Graph nodes={nodes} edges={graph.edges} {...(states.size && { onChoose: (path) => go(`/workflows/runs/${last?.run?.runId}?node=${encodeURIComponent(path)}`) })} /> : <Skeleton lines={3} />}
+      {states.size > 0 && <p class="quiet">With the states of the <a href={`/workflows/runs/${last?.run?.runId}`}>latest run</a>.</p>}
       <LatestRuns
         of={{ workflow: name }}
         name={(run) => aboutOf(run).replace(`${name}: `, "")}

@@ -35,8 +35,6 @@ export function Care({ category = "" }: { category?: string | undefined }): VNod
 
 export const sourceOf = ({ source = "" }: ToolJson): string => source.replace(/^module:(.*\.)?/, "").replaceAll("_", " ").replace("builtin", "built in");
 
-const FILTER_FROM = 8;
-
 function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
   const chosen: string[] = get(value, "tools.names") ?? [];
   const others = [...(get(value, "tools.sources") ?? []).map((name: string) => `all of ${name}`), ...(get(value, "tools.patterns") ?? [])];
@@ -67,7 +65,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
             {chosen.map((name) => <button key={name} type="button" class="chip" aria-label={`Remove ${name}`} onClick={() => onValue(set(value, "tools.names", chosen.filter((each) => each !== name)))}>{visible(name)} <Icon name="close" /></button>)}
             {!chosen.length && <span class="quiet">No tool is chosen yet.</span>}
           </div>
-          {tools.length > FILTER_FROM && <input type="search" aria-label="Filter the tools" placeholder={`Search ${tools.length} tools`} value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
+          {tools.length > 8 && <input type="search" aria-label="Filter the tools" placeholder={`Search ${tools.length} tools`} value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
           <div class="options" tabIndex={0} role="group" aria-label="Chosen tools">
             {shown.map(({ definition: { name = "", description = "", category } = {}, source = "" }) => (
               <label key={name}>
@@ -166,7 +164,7 @@ export const agents: Resource<AgentVersionJson> = {
     { name: "Name", icon: () => "agents", of: ({ definition }) => definition?.name, under: (agent) => cut(agent.definition?.card?.description) || (!isSaved(agent) && "Built in. Used by runs that name no agent.") },
     { name: "Model", size: 140, priority: 2, of: ({ definition }) => definition?.options?.model || <span class="quiet" title="The default of the deployment">{who.value?.deployment?.model ?? "default"}</span> },
     { name: "Tools", size: 120, priority: 1, listed: true, of: ({ toolNames }) => (toolNames?.length ? `${toolNames.length} ${toolNames.length > 1 ? "tools" : "tool"}` : "all tools") },
-    { name: "Last runs", size: 190, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <LastRuns agent={name} /> },
+    { name: "Last runs", size: 276, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <LastRuns agent={name} /> },
     { name: "Version", size: 110, priority: 3, of: ({ version, draft: isDraft }) => (isDraft ? <Badge tone="accent">draft</Badge> : version && `v${version}`), under: ({ createTime }) => time(createTime) },
     { name: "Saved", detailed: true, of: ({ createTime }) => time(createTime) },
     { name: "By", detailed: true, of: ({ createUserId }) => createUserId },

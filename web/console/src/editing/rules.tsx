@@ -3,7 +3,7 @@
 import { requestId, type RuleJson } from "@pawl/client";
 import type { VNode } from "preact";
 
-import { removal } from "../actions";
+import { GONE } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { Table } from "../design/table";
 import { type FieldSpec, type Option, Options, Several, type Values } from "../fields";
@@ -67,6 +67,8 @@ function whereOf({ scope = "RULE_SCOPE_UNSPECIFIED", scopeId = "", userId }: Rul
 /** The arguments that a rule requires, such as to matches *@acme.example. */
 const onlyOf = ({ arguments: all = [] }: RuleJson): string => all.map(({ argument, glob, equalsJson }) => (glob === undefined ? `${argument} is ${JSON.stringify(unpack({ equalsJson }).equalsJson)}` : `${argument} matches ${glob}`)).join(" and ");
 
+const blank = (effect: string): Values => ({ effect: `RULE_EFFECT_${effect}`, scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" });
+
 /** What applies to calls that no rule matches. */
 const Defaults = (): VNode => (
   <>
@@ -74,7 +76,7 @@ const Defaults = (): VNode => (
     <Table
       name="Without a rule"
       items={["TOOL_CATEGORY_SAFE", "TOOL_CATEGORY_SENSITIVE", "TOOL_CATEGORY_DESTRUCTIVE"] as const}
-      columns={[{ name: "Tools", size: 150, of: (category) => <Care category={category} /> }, { name: "Calls", of: (category) => (category === "TOOL_CATEGORY_SAFE" ? "run at once" : "wait for an approval in the inbox") }]}
+      columns={[{ name: "Tools", size: 150, of: (category) => <Care category={category} /> }, { name: "Calls", of: (category) => (category === "TOOL_CATEGORY_SAFE" ? "run at once" : "need an approval") }]}
     />
   </>
 );
@@ -86,16 +88,13 @@ export const rules: Resource<RuleJson> = {
   empty: "No rules. Create one here, or with an approval in the inbox.",
   list: paged("rules", (page, filters) => pawl.rules.listRules({ ...page, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] })),
   filters: [{ name: "ended", label: "Show ended", on: true }, { name: "everybody", label: "All users", on: true }],
-  firsts: [
-    ["Allow", "Calls run without an approval, such as mails to colleagues.", { effect: "RULE_EFFECT_ALLOW", scope: "RULE_SCOPE_USER", toolName: "send_email", arguments: [{ argument: "to", glob: "*@example.com" }], reason: "" }],
-    ["Ask", "A person approves each call, also of a safe tool.", { effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }],
-    ["Deny", "Calls are refused.", { effect: "RULE_EFFECT_DENY", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }],
-  ],
+  firsts: [["Allow", "Calls run without an approval.", blank("ALLOW")], ["Ask", "A person approves each call, also of a safe tool.", blank("ASK")], ["Deny", "Calls are refused.", blank("DENY")]],
   after: () => <Defaults />,
   id: ({ ruleId }) => ruleId ?? "", title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
   about: ({ reason }) => reason,
   columns: [
-    { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName === "*" ? "all tools" : toolName}</>, under: (rule) => cut([onlyOf(rule), rule.reason].filter(Boolean).join(" · ")) },
+    { name: "Tool", icon: () => "rules", of: ({ toolName }) => (toolName === "*" ? "all tools" : toolName), under: (rule) => cut([onlyOf(rule), rule.reason].filter(Boolean).join(" · ")) },
+    { name: "Effect", size: 80, priority: 1, of: ({ effect = "" }) => <Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> },
     { name: "Where", size: 170, priority: 1, of: whereOf },
     { name: "Only if", detailed: true, of: (rule) => cut(onlyOf(rule)) },
     { name: "Ends", size: 120, priority: 1, of: ({ expireTime, revokeTime, suspended }) => (revokeTime ? "revoked" : suspended ? "suspended" : (time(expireTime) ?? <span class="quiet">no end</span>)) },
@@ -104,9 +103,10 @@ export const rules: Resource<RuleJson> = {
     { name: "Made", detailed: true, of: ({ createTime }) => time(createTime) },
   ],
   make: {
-    name: "New rule", method: "tool.v1.RuleService/CreateRule", value: () => ({ effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }),
+    name: "New rule", method: "tool.v1.RuleService/CreateRule", value: () => blank("ASK"),
     save: async (rule) => void (await pawl.rules.createRule({ requestId: requestId(), rule })),
     fields: FIELDS,
   },
-  actions: [{ ...removal<RuleJson>("Revoke", "tool.v1.RuleService/RevokeRule", ({ ruleId = "" }) => pawl.rules.revokeRule({ ruleId })), when: ({ revokeTime }) => !revokeTime }],
+  actions: [{ name: "Revoke", method: "tool.v1.RuleService/RevokeRule", bad: true, when: ({ revokeTime }) => !revokeTime, run: async ({ ruleId = "" }) => (await pawl.rules.revokeRule({ ruleId }), GONE) }],
+  below: ({ toolName = "" }) => <p><a href={toolName.includes("*") ? "/audit" : `/audit?tool=${toolName}`}>Calls in the audit log</a></p>,
 };

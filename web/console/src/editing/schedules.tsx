@@ -48,7 +48,7 @@ export function Fires({ all }: { all: ScheduleFireJson[] }): VNode {
       to={({ runId }) => (runId ? `/runs/${runId}` : undefined)}
       columns={[
         { name: "Run", of: ({ runId, conversationId = "" }) => (runId ? askedIn(conversationId, runId) || `Run ${runId.slice(-8)}` : "No run"), under: ({ reason, triggered }) => cut(reason) || (triggered && "Started by hand") },
-        { name: "State", size: 156, priority: 1, of: (fire) => <Came of={fire} /> },
+        { name: "State", size: 180, priority: 1, of: (fire) => <Came of={fire} /> },
         { name: "Due", size: 120, priority: 1, num: true, of: ({ dueTime }) => time(dueTime) },
       ]}
     />

@@ -1,16 +1,17 @@
 /** The audit log as sentences, with filters, and the check of its chain. */
 
-import type { AuditEntryJson, AuditKindJson, VerifyAuditResponseJson } from "@pawl/client";
+import { signal } from "@preact/signals";
+import type { AuditEntryJson, AuditKindJson, RunJson, VerifyAuditResponseJson } from "@pawl/client";
 import type { VNode } from "preact";
 
+import { aboutOf } from "../about";
 import { Badge, type Tone } from "../design/parts";
 import { agentOptions, toolOptions } from "../editing/options";
-import type { Resource } from "../resource";
-import { lasted, pawl, word } from "../state";
+import { groups, type Resource } from "../resource";
+import { attempt, lasted, pawl, word } from "../state";
 import { visible } from "../visible";
 
 const VERIFY = "tool.v1.AuditService/VerifyAudit";
-const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
 const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
 const CHECKS: Record<string, string> = { RUN: "allowed", APPROVE: "needs approval", OFFER: "for a front end", ASK: "for a person", REFUSE: "refused", DELEGATE: "for a child run" };
@@ -42,15 +43,13 @@ const exact = (at: string | undefined): VNode => <time title={at}>{at && new Dat
 
 /** The entries of each call together. Calls of a tool in a run that follow each other are one if they ended alike. Entries of rules stay alone. */
 function byCall(entries: AuditEntryJson[]): AuditEntryJson[][] {
-  const calls = new Map<string, AuditEntryJson[]>();
-  for (const entry of entries) calls.set(entry.callId || `${entry.seq}`, [...(calls.get(entry.callId || `${entry.seq}`) ?? []), entry]);
-  const groups: AuditEntryJson[][] = [];
-  for (const call of calls.values()) {
-    const [last, first] = [groups.at(-1)?.[0], call[0]];
-    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName && last.verdict === first.verdict) groups.at(-1)!.push(...call);
-    else groups.push(call);
+  const found: AuditEntryJson[][] = [];
+  for (const call of groups(entries, ({ callId, seq }) => callId || `${seq}`)) {
+    const [last, first] = [found.at(-1)?.[0], call[0]];
+    if (last?.runId && last.runId === first?.runId && last.toolName === first.toolName && last.verdict === first.verdict) found.at(-1)!.push(...call);
+    else found.push(call);
   }
-  return groups;
+  return found;
 }
 
 /** What came of a call: its result, or how far it is. */
@@ -69,19 +68,24 @@ function outcomeOf(entries: AuditEntryJson[]): [Tone, string] {
 function Call({ entries }: { entries: AuditEntryJson[] }): VNode {
   const [newest = {}] = entries;
   const [tone, outcome] = outcomeOf(entries);
+  const run = named.value.get(newest.runId ?? "");
   const calls = new Set(entries.map(({ callId }) => callId)).size;
   return (
     <details class="folded">
       <summary data-item>
         <span class="quiet stamp">{exact(newest.time)}</span>
         <strong class="cut">{visible(newest.toolName ?? "")} {calls > 1 && <span class="quiet">{calls} calls</span>}</strong>
+        <span class="about quiet cut">{run && (aboutOf(run) || `Run ${newest.runId?.slice(-8)}`)}</span>
         <span><Badge tone={tone}>{outcome}</Badge></span>
-        <span class="quiet cut">{[newest.userId || newest.byUserId, newest.agentName].filter(Boolean).join(", ")}</span>
+        <span class="by quiet cut">{[newest.userId || newest.byUserId, newest.agentName].filter(Boolean).join(", ")}</span>
       </summary>
       <Entries all={entries} />
     </details>
   );
 }
+
+const named = signal<ReadonlyMap<string, RunJson>>(new Map()); // The latest runs.
+const readRuns = async (): Promise<void> => void (named.value = new Map((await pawl.agent.listRuns({ pageSize: 200 })).runs?.map((run) => [run.runId ?? "", run])));
 
 function Entries({ all }: { all: AuditEntryJson[] }): VNode {
   return (
@@ -106,6 +110,7 @@ export const audit: Resource<AuditEntryJson[]> = {
       ...(since ? { sinceTime: new Date(`${since}T00:00`).toISOString() } : {}),
       ...(before ? { beforeTime: new Date(`${before}T00:00`).toISOString() } : {}),
     };
+    if (!pageToken) void attempt(readRuns, true);
     const page = await pawl.audit.listAudit({ pageSize: 200, pageToken, ...only });
     return { items: byCall(page.entries ?? []), next: page.nextPageToken };
   },
@@ -113,7 +118,7 @@ export const audit: Resource<AuditEntryJson[]> = {
     { name: "find", label: "User or run ID" },
     { name: "tool", label: "Tool", load: toolOptions },
     { name: "agent", label: "Agent", load: async () => [["default", ""], ...(await agentOptions())] },
-    { name: "kind", label: "Kind", options: KINDS, labels: LABELS },
+    { name: "kind", label: "Kind", options: Object.keys(LABELS), labels: LABELS },
     { name: "since", label: "From", date: true },
     { name: "before", label: "Before", date: true },
   ],

@@ -8,14 +8,13 @@ import { askedIn, inPairs, isFollowUp } from "../about";
 import { Icon } from "../design/icons";
 import type { Tone } from "../design/parts";
 import { cut, plain, runLink, sentence, short, time } from "../format";
-import { Entry, type Resource } from "../resource";
+import { Entry, groups, type Resource } from "../resource";
 import { verb, wish } from "../sentence";
 import { attempt, countUnread, forPeople, may, pawl, unread } from "../state";
 import { visible } from "../visible";
 
 const READ = "notify.v1.NotifyService/AcknowledgeNotifications";
 const MUTE = "notify.v1.PreferenceService/MuteConversation";
-const PAGE = 200;
 
 /** The tone of a kind, and what it says of the subject of its run. */
 const KINDS: Record<string, [Tone, string]> = {
@@ -32,7 +31,7 @@ async function acknowledge(notificationIds: string[]): Promise<void> {
 }
 
 async function acknowledgeAll(): Promise<void> {
-  for (let ids; (ids = idsOf((await pawl.notifications.listNotifications({ pageSize: PAGE, onlyUnread: true })).notifications ?? [])).length; ) await acknowledge(ids);
+  for (let ids; (ids = idsOf((await pawl.notifications.listNotifications({ pageSize: 200, onlyUnread: true })).notifications ?? [])).length; ) await acknowledge(ids);
 }
 
 /** What a notification is about: a call that waits, the message of its run, or the title that the server gave it. */
@@ -63,16 +62,7 @@ function detailOf({ title = "", body = "" }: NotificationJson): string {
 }
 
 /** Notifications of a day with the same title and kind are one, unless each needs somebody. */
-function grouped(all: NotificationJson[]): NotificationJson[][] {
-  const same = (each: NotificationJson): string => [each.title, each.kind, !!each.readTime, /_NEEDED$/.test(each.kind ?? "") && each.notificationId, (each.createTime ?? "").slice(0, 10)].join();
-  const found: NotificationJson[][] = [];
-  for (const each of all) {
-    const group = found.find(([first]) => first && same(first) === same(each));
-    if (group) group.push(each);
-    else found.push([each]);
-  }
-  return found;
-}
+const same = (each: NotificationJson): string => [each.title, each.kind, !!each.readTime, /_NEEDED$/.test(each.kind ?? "") && each.notificationId, (each.createTime ?? "").slice(0, 10)].join();
 
 /** Where a notification leads: the decision, the run or the conversation. */
 const target = ({ callId, runId, conversationId, notificationId }: NotificationJson): string => (callId ? `/inbox?call=${callId}` : runId ? `/runs/${runId}` : conversationId ? `/c/${conversationId}` : `/notifications/${notificationId}`);
@@ -90,7 +80,7 @@ export const notifications: Resource<NotificationJson[]> = {
   empty: "No notifications yet.",
   list: async (pageToken, filters) => {
     const page = await pawl.notifications.listNotifications({ pageSize: 100, pageToken, onlyUnread: !!filters["unread"] });
-    return { items: grouped(page.notifications ?? []), next: page.nextPageToken };
+    return { items: groups(page.notifications ?? [], same), next: page.nextPageToken };
   },
   tabs: { name: "unread", all: [["", "All"], ["1", "Unread"]], counts: async () => ({ "1": String(unread.value || "") }) },
   id: ([first]) => first?.notificationId ?? "", title: ([first = {}]) => titleOf(first), about: ([first = {}]) => detailOf(first),

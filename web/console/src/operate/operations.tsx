@@ -52,7 +52,6 @@ async function read([, , count, length]: (typeof PERIODS)[number]): Promise<Foun
 
 const text = (count: number): string => count.toLocaleString();
 const rate = ({ completed, failed }: Sum): number => (completed + failed ? completed / (completed + failed) : NaN);
-// Never 100% while something failed.
 const percent = (share: number): string => `${Math.min(Math.round(share * 1000) / 10, share < 1 ? 99.9 : 100).toFixed(1)}%`;
 const mean = (seconds: number, count: number): string => (count ? lasted(seconds / count) : "");
 
@@ -95,10 +94,10 @@ function Figures({ total, bars, agents, tools }: Found): VNode {
         <Bars title="Mean duration" total={mean(total.seconds, total.runs) || "–"} bars={bars} of={({ seconds, runs }) => seconds / runs} show={lasted} isLine />
         <Bars title="Tokens" total={text(total.tokens)} bars={bars} of={({ tokens }) => tokens} show={text} />
       </div>
-      <h2>Agents</h2>
-      <Table name="Agents" columns={AGENTS} items={agents} to={({ name }) => `/runs?agent=${name}`} />
-      <h2>Tools</h2>
-      {tools.length ? <Table name="Tools" columns={TOOLS} items={tools} /> : <p class="quiet">No calls ended in this period.</p>}
+      <div class="halves">
+        <div><h2>Agents</h2><Table name="Agents" columns={AGENTS} items={agents} to={({ name }) => `/runs?agent=${name}`} /></div>
+        <div><h2>Tools</h2>{tools.length ? <Table name="Tools" columns={TOOLS} items={tools} /> : <p class="quiet">No calls ended in this period.</p>}</div>
+      </div>
     </>
   );
 }
@@ -107,19 +106,20 @@ function Figures({ total, bars, agents, tools }: Found): VNode {
 function Bars({ title, total, bars, of, bad = () => 0, most, show, isLine, children }: { title: string; total: string; bars: Sum[]; of: (sum: Sum) => number; bad?: (sum: Sum) => number; most?: number; show: (value: number) => string; isLine?: true; children?: ComponentChildren }): VNode {
   const values = bars.map(of);
   const top = most ?? (Math.max(...values.filter(isFinite)) || 1);
+  const hasPlot = values.filter(Boolean).length > 2;
   const texts = bars.map((bar, index) => `${bar.name}: ${isFinite(values[index]!) ? show(values[index]!) : "none"}${bad(bar) ? `, ${bad(bar)} failed` : ""}`);
   return (
     <figure class="panel">
       <figcaption><span class="quiet">{title}</span><span class="row"><strong>{total}</strong><small>{children}</small></span></figcaption>
-      <div class={`plot ${isLine ? "line" : ""}`} role="img" aria-label={`${title}. ${texts.filter((_, index) => isFinite(values[index]!)).join(". ")}`}>
+      {hasPlot && <div class={`plot ${isLine ? "line" : ""}`} role="img" aria-label={`${title}. ${texts.filter((_, index) => isFinite(values[index]!)).join(". ")}`}>
         {bars.map((bar, index) => (
           <div key={index} title={texts[index]} class={values[index] ? "" : "none"}>
             <i style={{ height: `${(100 * ((values[index] || 0) - bad(bar))) / top}%` }} />
             <i class="bad" style={{ height: `${(100 * bad(bar)) / top}%` }} />
           </div>
         ))}
-      </div>
-      <p class="row"><small>{bars[0]!.name}</small><span class="space" />{values.some(Boolean) && <small>{most ? "top" : "highest"}: {show(top)}</small>}<span class="space" /><small>{bars.at(-1)!.name}</small></p>
+      </div>}
+      {hasPlot && <p class="row"><small>{bars[0]!.name}</small><span class="space" />{values.some(Boolean) && <small>{most ? "top" : "highest"}: {show(top)}</small>}<span class="space" /><small>{bars.at(-1)!.name}</small></p>}
     </figure>
   );
 }

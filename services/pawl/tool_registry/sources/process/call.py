@@ -32,7 +32,7 @@ from pawl.tools.sdk.context import ToolContext, ToolError
 
 _MESSAGE_OVERHEAD_BYTES: Final = 1024 * 1024
 _PROGRESS_INTERVAL_SECONDS: Final = 0.01
-_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_")
+_SETTINGS_PREFIXES: Final = ("PAWL_", "OPENAI_", "GRPC_EXPERIMENTS")
 # Grace period for a cancelled tool. It is half of the executor's, which leaves time for killing the process.
 _UNWIND_SECONDS: Final = 0.5
 _KILL_SECONDS: Final = 5.0
