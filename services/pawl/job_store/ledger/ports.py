@@ -34,7 +34,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A group of operations that is durable.
+    """The result of writing a group of operations, which is now durable.
 
     `outcomes` contains the result or the error of each operation, in order.
     """

@@ -37,7 +37,7 @@ class Weekday(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietHours:
-    """Quiet hours. Nothing is delivered between `start` and the next `end`, on `days` or, if empty, on every day."""
+    """Quiet hours. Nothing is delivered from `start` to the next `end` on the given `days` (every day if empty)."""
 
     start: str
     end: str

@@ -314,7 +314,7 @@ class Send(Decider, frozen=True, kw_only=True):
 
     def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
         if run.state is RunState.CANCELLING:
-            # Already being stopped: report a successful cancel.
+            # Already being stopped: report success.
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
         run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)

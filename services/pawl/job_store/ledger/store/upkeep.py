@@ -100,8 +100,8 @@ class PostgresLedgerStats:
 
         Waiting events and schedules are `outbox`, `due_schedules` and `due_events`. `due_schedules` and `due_events`
         exclude those that a worker has claimed. Background runs are `working`, `queued`, `waiting` and `late`.
-        `claimable` counts the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit`
-        because of the user's limit, and `over_store_limit` because of the store's limit.
+        `claimable` counts the due runs that could be claimed now. The other due runs are waiting for a slot:
+        `over_user_limit` because of the user's limit, and `over_store_limit` because of the store's limit.
         """
         default = self._slots.default
         own = msgspec.json.encode(
