@@ -88,7 +88,7 @@ class LedgerReads:
     ) -> bytes | None:
         """Return the JSON result of a call in the conversation or one of its jobs, or None if it has no result.
 
-        For a delegated run, this includes the jobs below it.
+        If the caller is a delegated run, this includes the jobs below that run.
         """
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):

@@ -181,8 +181,8 @@ class Bus:
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         """Call `callback` with the subject and data of each message on `subject`, one at a time, in order.
 
-        The subscription survives reconnects, but messages that are published in between are missed. Exceptions raised
-        by the callback are logged.
+        The subscription survives reconnects, but messages that are published while the bus is disconnected are missed.
+        Exceptions raised by the callback are logged.
         """
         subscription = Subscription(subject, callback, self._subscriptions.discard)
         self._subscriptions.add(subscription)
@@ -197,8 +197,8 @@ class Bus:
     def on_connected(self, hook: Hook) -> None:
         """Run `hook` in its own task on each connection, including the current one.
 
-        The hook is cancelled when the connection is lost, so that it can consume messages until then. If the hook
-        raises, it runs again after a pause.
+        The hook may run for as long as the connection lasts, for example to consume messages. When the connection is
+        lost, the hook is cancelled. If the hook raises, it runs again after a pause.
         """
         self._hooks.append(hook)
         if self.connected:

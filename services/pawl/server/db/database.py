@@ -200,7 +200,7 @@ class Database:
         """Check that the server answers and accepts writes. This does not use a pool connection.
 
         Raises:
-            DependencyUnavailable: The server does not answer or accept writes.
+            DependencyUnavailable: The server does not answer, or does not accept writes.
         """
         if self._pool is None:
             raise DependencyUnavailable("the database is closed")
@@ -309,8 +309,8 @@ class Database:
         """Reset a connection that returns to the pool, usually without a round trip.
 
         No session state outlives a transaction, and asyncpg rolls back an open transaction. However, asyncpg sends a
-        statement in two parts. If it is cancelled between them, the server waits for the second part and would mistake
-        the next statement for it.
+        statement in two parts. If the statement is cancelled between them, the server waits for the second part and
+        would mistake the next statement for it.
         """
         server_pid = connection.get_server_pid()
         if server_pid in self._cut_short:

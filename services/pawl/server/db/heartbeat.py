@@ -28,8 +28,8 @@ class Heartbeat:
 
     It checks every second while `is_in_use` returns True or the server is unusable.
 
-    If a check gets no answer, `on_frozen` is called. Otherwise, waiting sessions would wait forever. If a check finds a
-    read-only server, such as a standby or an old primary, `on_read_only` is called.
+    If a check gets no answer, `on_frozen` is called, because waiting sessions would otherwise wait forever. If a check
+    finds a read-only server, such as a standby or an old primary, `on_read_only` is called.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Privileges of a service's role on a schema that another role owns.
 
-The privileges are granted at every start, so that they cover new tables. The role can read and write rows, but in
-append-only tables only read and insert them. It cannot create, alter or drop anything.
+The privileges are granted at every start, so that they cover new tables. The role can read and write rows. In
+append-only tables, it can only read and insert rows. It cannot create, alter or drop anything.
 """
 
 from __future__ import annotations

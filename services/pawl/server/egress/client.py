@@ -156,7 +156,7 @@ _log = logs.get_logger(__name__)
 
 
 class GuardedEgress:
-    """Implementation of Egress. A store without rules (its own or `*`) may reach the public internet.
+    """Implementation of Egress. If neither a store nor `*` has rules, the store may reach the public internet.
 
     Cookies are neither stored nor sent, and environment proxies are not used.
     """
@@ -308,7 +308,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
-    """Return the rules by store. The entry `*` has the rules of all other stores.
+    """Return the rules by store. The entry `*` applies to all other stores.
 
     The result is empty if there is no file.
 

@@ -53,8 +53,8 @@ class SmtpServer:
     ) -> Mapping[str, object]:
         """Send a message over a new connection.
 
-        If some recipients were refused and others accepted, return those refused. Takes at most `seconds`. Errors are
-        ignored once the server has accepted the message. `sender` defaults to the message's sender.
+        If some recipients were refused and others were accepted, return the refused ones. Takes at most `seconds`.
+        Errors are ignored once the server has accepted the message. `sender` defaults to the message's sender.
 
         Raises:
             aiosmtplib.SMTPException: The message was refused, or the connection broke, perhaps after it was accepted.

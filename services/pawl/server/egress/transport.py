@@ -143,7 +143,10 @@ class _Connection(httpcore2.AsyncHTTPConnection):
 
 
 class _Http11(httpcore2.AsyncHTTP11Connection):
-    """HTTP/1.1 connection that limits 1xx responses, which httpcore would read without limit and without yielding."""
+    """An HTTP/1.1 connection that limits 1xx responses.
+
+    httpcore itself would read them without limit and without yielding.
+    """
 
     _informational = 0
 

@@ -1,4 +1,4 @@
-"""Fetches the metadata of identity providers. Does not import cryptography, which takes 8 MB."""
+"""Fetches the metadata of identity providers. This module does not import cryptography, which takes 8 MB of memory."""
 
 from __future__ import annotations
 

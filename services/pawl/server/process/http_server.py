@@ -194,7 +194,10 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """HTTP protocol that closes connections whose request or response takes too long. h11 itself only limits sizes."""
+    """An HTTP protocol that closes connections whose request or response takes too long.
+
+    h11 itself only limits sizes.
+    """
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None

@@ -31,7 +31,7 @@ OTHER: Final = "other"
 
 
 class FirstValues:
-    """A bound on the values of a label.
+    """Limits the number of values of a label.
 
     The first `values_max` values become labels until the process ends. Later values share the label `other`.
     """

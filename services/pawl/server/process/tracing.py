@@ -1,4 +1,4 @@
-"""Spans, recorded and sent over OTLP. The standard OTEL_* variables configure this.
+"""Records spans and sends them over OTLP, as configured by the standard OTEL_* variables.
 
 Recording never waits for the receiver. While it is down or slow, spans are dropped and counted. `Service.open_tracer`
 imports this module only if tracing is enabled, because the SDK costs time and memory.
@@ -168,7 +168,7 @@ class _Ids(IdGenerator):
 class _Bounded(SpanProcessor):
     """A queue that exports spans in batches from a thread.
 
-    It counts spans exported, refused by the receiver, or dropped.
+    It counts the spans that were exported, refused by the receiver, or dropped.
     """
 
     def __init__(self, exporter: SpanExporter, spans: Any) -> None:

@@ -192,7 +192,7 @@ class _Stream:
 
 
 class _Relay:
-    """The context of a relayed call. It has the same methods as for a direct call.
+    """The context of a relayed call. It has the same methods as the context of a direct call.
 
     The peer is the sender of the batches.
     """

@@ -100,8 +100,8 @@ class AuditTrail:
         """Record the end of a call.
 
         The check and the start of a READ_ONLY call are recorded together with its end. `reason` replaces the reason in
-        the result. It is CACHED for a cached result, and LATE for a result that was dropped because the call had
-        already ended.
+        the result. Pass CACHED for a cached result, and LATE for a result that was dropped because the call had already
+        ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),

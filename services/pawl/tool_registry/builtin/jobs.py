@@ -77,7 +77,10 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of a run's state or, if the run waits for an approval or is paused, that condition."""
+    """Return the name of a run's state.
+
+    If the run is waiting for an approval or is paused, return the name of that condition instead.
+    """
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:

@@ -122,9 +122,7 @@ class CatalogTool:
     def newest_schema(self) -> ArgumentsSchema | None:
         """The schema of the version that this process would run.
 
-        It is None if that is the pinned version, or if there is no runner here.
-
-        It is None if that is the pinned version, or if there is none.
+        None if that is the pinned version, or if this process has no runner for the tool.
         """
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
@@ -170,7 +168,7 @@ class Catalog:
             _log.info("tool.loaded", source=source, tools=sorted(new))
 
     def forget(self, prefix: str) -> None:
-        """Unload the tools of this process whose sources start with `prefix`."""
+        """Unload this process's tools whose source names start with `prefix`."""
         remaining = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
         if len(remaining) < len(self._loaded):
             self._loaded = remaining
@@ -316,8 +314,8 @@ class Catalog:
     ) -> list[ToolVersion]:
         """Return the tools in `names`, sorted by name. If `names` is empty, return all tools.
 
-        Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
-        caller may not call are omitted.
+        For a tool in `pinned`, return the pinned version. With `skip_missing`, omit tools that do not exist or that the
+        caller may not call.
 
         Raises:
             ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist

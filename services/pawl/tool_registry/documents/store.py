@@ -162,7 +162,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
-        """Return the documents after a position that a user can see, ordered by name and owner.
+        """Return the documents that a user can see, ordered by name and owner, starting after a position.
 
         If `owner_id` is None, documents with the name `name` are included.
         """
@@ -172,7 +172,8 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
         """Return matching documents that a user can see. The best matches come first.
 
-        The query uses web search syntax: words, "phrases", or, -without.
+        The query uses web search syntax: words, "quoted phrases", `or` between alternatives, and `-` before excluded
+        words.
         """
         rows = await self._database.fetch(_SEARCH, store_id, user_id, query, most, _HEADLINE)
         return [_hit(row) for row in rows]

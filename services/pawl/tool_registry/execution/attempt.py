@@ -170,7 +170,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Return whether the journal already contains the call and, if so, set the outcome. Do not wait for locks."""
+        """Return whether the journal already contains the call. If it does, set the outcome. Never waits for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -251,7 +251,7 @@ class Attempt:
                 self.late_end = self._to_result(None if late else work.task.result(), late)
 
     async def _watch_heartbeat(self) -> None:
-        """Cancel the execution if its tool misses a heartbeat. Time while a question is open does not count.
+        """Cancel the execution if its tool misses a heartbeat. The time during which a question is open does not count.
 
         This counts polls instead of elapsed time, so that a pause of this process is not mistaken for a missed
         heartbeat.

@@ -49,8 +49,8 @@ class BatchCheck:
     ) -> list[Checked]:
         """Return the verdicts on a batch of calls, in order.
 
-        With `timeouts`, also run read-only calls, and return the results of the fast ones. A slow one continues, and a
-        request for its execution fetches the result.
+        With `timeouts`, also run read-only calls, and return the results of the fast ones. A slow call continues to
+        run, and a later request to execute it fetches the result.
 
         Raises:
             DependencyUnavailable: The audit chain cannot be written.

@@ -34,7 +34,7 @@ _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """External completion of waiting calls. An async context manager that reports completions until it exits.
+    """Lets external systems complete waiting calls. An async context manager that reports completions until it exits.
 
     Waiting calls are rows in the database. This process holds no state for them.
     """
@@ -97,7 +97,7 @@ class Completing:
     async def ended_if_lapsed(
         self, job: Job, known: ExecutionResult | HeldElsewhere
     ) -> ExecutionResult | HeldElsewhere:
-        """Return a call's state. If the deadline for its completion has passed, end it first."""
+        """Return a call's state. If the deadline for its completion has passed, end the call first."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known
         if not known.completion_seconds_left:

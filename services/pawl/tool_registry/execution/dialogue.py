@@ -50,7 +50,7 @@ class Dialogue:
         return answer.answer
 
     def give(self, answers: Sequence[Answer]) -> None:
-        """Accept all answers so far. Those that were already accepted do not change."""
+        """Accept all answers given so far. Answers that were already accepted do not change."""
         self._answers += answers[len(self._answers) :]
         if self.question is not None and given(self._answers, self.position, self.question) is not None:
             self.question = None

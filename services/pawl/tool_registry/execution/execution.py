@@ -171,7 +171,7 @@ class LeaseWatch:
         self._seen_at = 0.0
 
     def see(self, ends: Mapping[str, datetime], *, asked_at: float, now: float) -> None:
-        """Record the leases from a read that was sent at `asked_at` and had returned by `now` (monotonic seconds)."""
+        """Record the leases from a query that was sent at `asked_at` and had returned by `now` (monotonic seconds)."""
         since = self._since if asked_at - self._seen_at <= self.lease_seconds * _GAP_PART else {}
         self._since = {
             holder: known if (known := since.get(holder)) is not None and known[0] == end else (end, now)

@@ -65,7 +65,7 @@ class Executor:
     The executor renews its lease when it starts a call, and while it has running calls. An idle executor lets the lease
     expire, because no other process needs its state.
 
-    On exit, running executions have `grace_seconds` to end, counted from the return of `stopping`. The executor then
+    On exit, running executions have `grace_seconds` to end, counted from when `stopping` returned. The executor then
     cancels them, and records the outcome as unknown if the call may have taken effect.
     """
 
@@ -488,7 +488,10 @@ def _needs_lease(job: Job) -> bool:
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a call that was retained for a caller that never came. Its run was cancelled, or its worker died."""
+    """Cancel a call that was retained for a caller that never came.
+
+    This happens if the run was cancelled or its worker died.
+    """
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

@@ -67,7 +67,8 @@ class PostgresMemoryRepository(DatabaseAdapter):
     async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:
         """Return matching memories, best matches first. For an empty query, return the newest memories.
 
-        The query uses web search syntax: words, "phrases", or, -without.
+        The query uses web search syntax: words, "quoted phrases", `or` between alternatives, and `-` before excluded
+        words.
         """
         key = (owner.store_id, owner.user_id, owner.agent_name)
         rows = await (

@@ -1,7 +1,7 @@
 """The decision about a requested call that already has an entry in the execution journal.
 
 The registry writes an entry before the effect and completes it afterwards. The process that writes an entry holds a
-lease. If it has no lease any longer and the entry is open, it died during the call.
+lease. If that process no longer has a lease and the entry is still open, the process died during the call.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX. If `most` is 0, their number is not limited.
+    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX. If `most` is 0, return all tools.
 
-    Tools are chosen in the order of `names` or, if `names` is empty, those closest to the user first. Tools registered
-    later or by other users never displace earlier ones.
+    Tools are chosen in the order of `names`. If `names` is empty, the tools closest to the user are chosen first. Tools
+    registered later or by other users never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -105,7 +105,7 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
-    """Check that a definition may replace the newest one with its name, even if that one is unregistered.
+    """Check that a definition may replace the newest one with the same name, even if the latter is unregistered.
 
     Raises:
         PermissionDenied: The definition is laxer, and the registrant is not an admin or is a delegate without decision

@@ -105,7 +105,7 @@ def service_principal(name: str) -> Principal:
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
     """Return the service as a caller for the store and user in the metadata.
 
-    If the metadata has no store, return it unchanged.
+    If the metadata has no store, return `service` unchanged.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -253,7 +253,7 @@ class Authenticator(Protocol):
 
 
 def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Check that no identity metadata is repeated, because other code may have read a different one of the values.
+    """Check that no identity metadata is repeated, because other code may have read a different value.
 
     Raises:
         Unauthenticated: A name is repeated.

@@ -97,7 +97,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
 
 
 def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address from one of LISTENERS, which consists of four-byte words in the machine's byte order."""
+    """Parse an address from one of LISTENERS. It consists of four-byte words in the machine's byte order."""
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address

@@ -27,8 +27,8 @@ class WatchedFile(Generic[T]):
     """The parsed content of a file, reloaded within a second of a change.
 
     If new content is invalid, the old content stays in effect. Changes to the files in `beside` also cause a reload,
-    but `parse` must read these files itself. If the file is deleted, its content stays in effect. With `without`, that
-    value replaces the content after a minute.
+    but `parse` must read these files itself. If the file is deleted, its content stays in effect or, if `without` is
+    set, is replaced with that value after a minute.
 
     Raises:
         StartError: The content is invalid when it is first read.

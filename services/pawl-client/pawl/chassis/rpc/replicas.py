@@ -108,7 +108,7 @@ DEFAULT_PORTS: Final = {
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service. While it is down, `pid` is None, and the addresses are those it last had.
+    """One process of a service. While it is down, `pid` is None, and the addresses are the last ones that it had.
 
     `grpc` is the address of its gRPC server. For the gateway, `http` is the address of its HTTP server. The other field
     is empty.

@@ -114,7 +114,7 @@ class Retry:
         """Wait before the next attempt.
 
         Raises:
-            Exception: `error`, if the time for retries is over.
+            Exception: `error`, if no time for retries is left.
         """
         if left <= 0:
             raise error

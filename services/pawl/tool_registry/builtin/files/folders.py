@@ -1,4 +1,4 @@
-"""Files of stores, each in the store's own folder: `<folder>/<store>/...`.
+"""The files of all stores. Each store has its own folder: `<folder>/<store>/...`.
 
 A lock on `<folder>/<store>.state/lock` serializes changes to a store across all processes that share the folder. Each
 change is recorded both before it is made (`pending`) and afterwards (`done/<key>`). After a crash, the next change can
@@ -114,7 +114,7 @@ class FileFolders:
         the first outcome.
 
         Raises:
-            ToolError: The plan refuses, a limit is reached, or the disk fails.
+            ToolError: `plan` refused the change, a limit was reached, or the disk failed.
             ToolCancelled: The call was cancelled while waiting for the lock.
         """
         check_id(key, "key")
@@ -143,8 +143,8 @@ class FileFolders:
     ) -> Iterator[StagedFile]:
         """Open a temporary file outside the store's folder. `change` can move it to `path`.
 
-        On exit, a file that was not moved is deleted, unless its `is_kept` is set. With `resumes`, a file left by an
-        interrupted call with the same key is reopened, after waiting while another process has it open.
+        On exit, a file that was not moved is deleted, unless its `is_kept` is set. With `resumes`, the file that an
+        interrupted call with the same key left behind is reopened. If another process has the file open, this waits.
 
         Raises:
             ToolCancelled: The call was cancelled while waiting.

@@ -1,7 +1,7 @@
 """Opens files below a folder without ever following links.
 
-Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a link has replaced a folder, opening it
-fails. If a folder is replaced once it is open, its handle is not affected.
+Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a folder has been replaced with a link,
+opening the folder fails. If a folder is replaced while it is open, its handle is not affected.
 """
 
 from __future__ import annotations

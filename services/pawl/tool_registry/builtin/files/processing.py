@@ -33,7 +33,7 @@ _PAUSE_SECONDS: Final = 0.001
 class Lines:
     """The lines of an open UTF-8 file from `offset`. `is_at_edge` is true if no line after `offset` has been read yet.
 
-    `pending_bytes` counts the bytes read since it was last reset, to within one piece.
+    `pending_bytes` counts the bytes read since it was last reset, accurate to within PIECE_BYTES.
 
     Raises:
         ToolError: A line or row is too long, or not UTF-8.
@@ -238,5 +238,5 @@ def _short(cells: Sequence[Any]) -> list[Any]:
 
 
 def keeps_staged(error: BaseException | None, context: ToolContext) -> bool:
-    """Return whether a later execution needs the staged file of one that ended with this error."""
+    """Return whether a later execution will need the staged file of an execution that ended with this error."""
     return isinstance(error, Superseded) or (isinstance(error, ToolCancelled) and context.will_restart)

@@ -107,7 +107,7 @@ async def _next(requests: AsyncIterator[pb.PutFileRequest]) -> pb.PutFileRequest
 async def _in_thread(function: Callable[..., T], *arguments: object) -> T:
     """Call a blocking function in a thread.
 
-    If this is cancelled, it waits for the function to return before it raises.
+    If the caller is cancelled, wait for the function to return before raising CancelledError.
     """
     return await uncancelled(asyncio.ensure_future(asyncio.to_thread(function, *arguments)))
 

@@ -152,7 +152,7 @@ def _with_newlines(text: str) -> str:
 
 
 def _attach(message: EmailMessage, name: str, text: str) -> None:
-    """Attach a document, named after the last part of its name.
+    """Attach a document. Only the last part of `name` becomes the name of the attachment.
 
     Raises:
         ToolError: The name is not allowed in a header.

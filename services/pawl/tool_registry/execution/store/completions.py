@@ -117,7 +117,10 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a call that waits for its completion. Return its state, or None if it is unknown or still running."""
+        """Cancel a call that is waiting for its completion. Return its state.
+
+        Return None if the call is unknown or still running.
+        """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)

@@ -66,8 +66,8 @@ class PostgresResourceLocks:
 
     A lock lasts no longer than its process's lease.
 
-    Callers in the same process queue, so that at most one per key polls the database. If several processes wait, the
-    first one to poll after a release gets the lock.
+    Callers in the same process form a queue for each key, so that at most one of them polls the database. If several
+    processes are waiting, the first one to poll after a release gets the lock.
     """
 
     def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:

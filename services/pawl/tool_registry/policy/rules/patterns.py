@@ -345,7 +345,7 @@ def _path(plain: str, *, root: str = "") -> str:
 
 
 def _plain_glob(glob: str, kind: ArgumentKind) -> str:
-    """Normalize a glob in the same way as the readings that it is to match."""
+    """Normalize a glob in the same way as the readings with which it is compared."""
     plain = _plain(glob)
     if kind is ArgumentKind.EMAIL:
         return plain.lower()

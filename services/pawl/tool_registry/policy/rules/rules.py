@@ -108,7 +108,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """Attributes of a call against which rules are matched."""
+    """The attributes of a call that rules can match."""
 
     user_id: UserId
     conversation_id: ConversationId
@@ -141,8 +141,8 @@ class RuledCall:
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     """Return the rule that decides on a call, or None if no rule applies.
 
-    Among rules with the same effect, the rule with the narrowest scope applies, and among those the newest. A broad
-    rule's uses are therefore not spent on calls to which a narrow rule applies.
+    Among rules with the same effect, the one with the narrowest scope applies. If several have that scope, the newest
+    of them applies. A broad rule's uses are therefore not spent on calls to which a narrow rule applies.
 
     Raises:
         TooMuchToMatch: Matching the rules and arguments would take too many steps.
@@ -160,7 +160,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call once for each tool that it acts as, in the form in which rules for that tool expect it."""
+    """Yield the call once for each tool that it acts as, in the form that rules for that tool expect."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)

@@ -1,8 +1,8 @@
 """Rate limits in PostgreSQL, with the generic cell rate algorithm on the database clock.
 
 A row holds the time at which its rate will be fully available again. A call moves this time forward by the interval of
-one call. It is refused if the time would then be more than a minute ahead. A time already further ahead means that the
-clock was set back after the row was written. The rate then counts as unused.
+one call. The call is refused if the time would then be more than a minute ahead. If the time is already further ahead,
+the clock was set back after the row was written, and the rate counts as unused.
 """
 
 from __future__ import annotations

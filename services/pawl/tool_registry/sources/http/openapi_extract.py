@@ -34,7 +34,7 @@ def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discover
     """Parse an OpenAPI document and return its tools (see `read_operations`).
 
     Raises:
-        UnusableDocument: The document is invalid, the operations do not exist, or they are too large.
+        UnusableDocument: The document is invalid, or the chosen operations do not exist or are too large.
     """
     found = read_operations(read_document(data), source_name, config)
     size = sum(len(encode_definition(tool.definition)) + len(tool.binding) for tool in found.tools)
@@ -51,7 +51,8 @@ def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
     If no operations are chosen, keep all of them.
 
     Raises:
-        UnusableDocument: The document is invalid, the operations do not exist, or the result is too large to store.
+        UnusableDocument: The document is invalid, a chosen operation does not exist, or the result is too large to
+            store.
     """
     document = read_document(data)
     kept: dict[str, Any] = {"openapi": document.root["openapi"], "servers": document.root.get("servers", [])}

@@ -1,4 +1,4 @@
-"""Failures of attempts at MCP calls, and whether the call is retried."""
+"""The ways in which an attempt at an MCP call can fail, and the decision whether to retry the call."""
 
 from __future__ import annotations
 

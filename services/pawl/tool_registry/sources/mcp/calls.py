@@ -1,4 +1,4 @@
-"""Calls of MCP tools. A call runs only if the server's description of the tool is still the approved one."""
+"""Calls to MCP tools. A call runs only if the server's description of the tool is still the approved one."""
 
 from __future__ import annotations
 

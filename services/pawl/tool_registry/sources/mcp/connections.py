@@ -58,7 +58,7 @@ class SourceConnections:
     def ended(self, owner: UserId | None, session: Session) -> None:
         """Remove a connection.
 
-        If the connection broke, the next one is delayed by 0 s, and after further failures by 1, 2, 4 ... 60 s.
+        If the connection broke, delay the next one: not at all after the first failure, then by 1, 2, 4 ... 60 s.
         """
         if self.sessions.get(owner) is session:
             del self.sessions[owner]

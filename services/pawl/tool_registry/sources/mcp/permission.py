@@ -20,9 +20,9 @@ from pawl.tool_registry.sources.mcp.sandbox import MEMORY_BYTES_DEFAULT, PROCESS
 class Programs:
     """The deployment's rules for programs.
 
-    Without `rules`, which is meant for single-user machines, stores may start any program. A program for which no
-    folders are listed can then read everything that the machine's user can read. Confined programs may never access
-    `private` paths.
+    If `rules` is None, stores may start any program, and a program with no listed folders can read everything that the
+    machine's user can read. This is meant only for single-user machines. Confined programs may never access `private`
+    paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
@@ -56,7 +56,7 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules by store. Those under `*` are for all other stores. The result is empty if `path` is None.
+    """Return the rules by store. The rules under `*` apply to all other stores. If `path` is None, there are none.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

@@ -144,7 +144,7 @@ class ServerProgram:
 
 @asynccontextmanager
 async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[ServerProgram, None]:
-    """Run a program with its own process group, its own environment, and a home folder that is initially empty.
+    """Run a program in its own process group, with its own environment and an initially empty home folder.
 
     All processes of the program are killed on exit, or shortly after this process ends for any reason. The program's
     standard error is untrusted and may contain users' data. Some of it is logged at debug level.

@@ -1,4 +1,4 @@
-"""Builds the seccomp filter that refuses certain system calls of confined programs.
+"""Builds the seccomp filter that refuses certain system calls by confined programs.
 
 Landlock does not restrict Unix sockets with a path. Any process that can write to the socket's file can connect. Some
 of these sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot

@@ -89,7 +89,7 @@ class RateLimit:
 
 
 def parse_cost(data: bytes, messages: int) -> int:
-    """Return the cost of parsing a server's data, in bytes of plain text that would cost the same."""
+    """Return the cost of parsing a server's data, as the number of bytes of plain text that would cost the same."""
     lines = data.count(b"\n") + data.count(b"\r")
     weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
     return len(data) + weights

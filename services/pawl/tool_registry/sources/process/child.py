@@ -39,11 +39,11 @@ def main() -> None:
 
 
 def _warm_up(times: int = 1) -> None:
-    """A throwaway tool. Building a first tool fills caches, and takes a hundred times as long as later ones."""
+    """A throwaway tool. Building the first tool fills caches, and takes a hundred times as long as building another."""
 
 
 def _close_all_but(numbers: list[int]) -> None:
-    """Close all inherited file descriptors except these. How many there are depends on the registry's event loop."""
+    """Close all inherited file descriptors except these. Their number depends on the registry's event loop."""
     first = 3
     for number in (*sorted(numbers), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, number)

@@ -50,7 +50,7 @@ class _Turn:
 
 
 class Helpers:
-    """Implements the Helper port with processes that run the registry's own code, one job at a time each.
+    """Implements the Helper port with processes that run the registry's own code. Each process runs one job at a time.
 
     A store can run one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow
     ones, always leave one process free. A store therefore never waits for another store's data, and a call never waits

@@ -74,7 +74,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON. If it is invalid, return "", because this must not end the stream."""
+    """Return a checkpoint as canonical JSON, or "" if it is invalid. An invalid checkpoint must not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -84,7 +84,7 @@ def checkpoint_content(content: bytes) -> bytes:
 def bound(result: pb.WorkerResult) -> None:
     """Truncate a result to the size at which it can be stored.
 
-    Content that exceeded the limit is left one byte longer than the limit, to mark it.
+    Content over the limit is cut to one byte more than the limit, so that it can still be recognized as too large.
     """
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]

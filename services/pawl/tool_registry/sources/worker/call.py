@@ -73,8 +73,8 @@ class PendingCall:
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
         """Write the call to the database and return the worker's answer.
 
-        If this is cancelled, it asks the worker to stop, and waits until it has. If another process continues the call,
-        the worker does not stop.
+        If the caller is cancelled, ask the worker to stop and wait until it has stopped or is lost. If another process
+        will continue the call, do not stop the worker.
 
         Raises:
             ToolError: No worker took the call in time.

@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """A YAML loader restricted to the types of JSON: no dates and, as in YAML 1.2, no booleans but true and false."""
+    """A YAML loader restricted to JSON types: no dates and, as in YAML 1.2, no booleans except true and false."""
 
 
 _Loader.yaml_implicit_resolvers = {

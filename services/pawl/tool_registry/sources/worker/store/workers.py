@@ -95,7 +95,7 @@ class PostgresWorkerRepository:
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return attachments that have outdated definitions of tools whose current definition no live worker has."""
+        """Return attachments with outdated definitions of tools for which no live worker has the current definition."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
@@ -140,10 +140,10 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
-        """Write a call. If `worker` is given and still attached, it holds the call. Return the lease epoch of the call.
+        """Write a call. If `worker` is given and still attached, assign the call to it and return the lease epoch.
 
-        Otherwise, the call waits for a worker. Return None. The call is taken over from any earlier execution.
-        Idempotent by token. Calls of erased runs are not written.
+        Otherwise, the call waits for a worker, and the result is None. The call is taken over from any earlier
+        execution. Idempotent by token. Calls of erased runs are not written.
         """
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
