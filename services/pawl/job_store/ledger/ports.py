@@ -20,9 +20,9 @@ from pawl.values import Feature, WaitKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """Consecutive events of a run as a row of its log: the bytes of a RunEvents message.
+    """Consecutive events of a run, stored as one row of its log. `events` is an encoded RunEvents message.
 
-    They are published once the row is durable.
+    The events are published once the row is durable.
     """
 
     store_id: StoreId

@@ -388,7 +388,7 @@ class PostgresChannels(DatabaseAdapter):
         *,
         limit: int,
     ) -> Sequence[pb.ChannelDelivery]:
-        """Return a channel's deliveries, newest first. If `channel_id` is empty, return those of all channels.
+        """Return a channel's deliveries, newest first. If `channel_id` is empty, return all channels' deliveries.
 
         `before` is the time and id of the last delivery on the previous page.
         """

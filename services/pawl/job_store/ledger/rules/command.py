@@ -1,7 +1,7 @@
 """Commands to a run and their receipts. Receipts are final.
 
-A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step
-that consumes the command can move the call.
+A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step that
+consumes the command can change the call's state.
 """
 
 from __future__ import annotations

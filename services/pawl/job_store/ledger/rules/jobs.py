@@ -1,4 +1,4 @@
-"""Jobs: runs in the background, and the notices that they send to their conversation.
+"""Jobs, which are background runs, and the notices that they send to their conversation.
 
 A notice refers to an iteration of a job or to the job's end. The content comes from the job's run when the model is
 called, so nothing is stored twice.

@@ -83,7 +83,8 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(runs=(self.run,), calls=(self.call,))
 
     def apply(self, unit: UnitOfWork) -> Leased:
-        """Grant the lease if the call is waiting and no other client holds it. Log that the client executes the call.
+        """Grant the lease if the call is waiting and no other client holds it. Log that the client is executing the
+        call.
 
         A client that already holds the call keeps its epoch. The call moves to this session unless a newer session
         holds it. Session ids are ordered by the time at which the sessions were opened.
