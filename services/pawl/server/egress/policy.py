@@ -199,7 +199,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """Rules about what a store may reach. The default is the public internet on ports 80 and 443."""
+    """Rules that determine what a store may reach. The default is the public internet on ports 80 and 443."""
 
     # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
