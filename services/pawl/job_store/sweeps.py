@@ -141,7 +141,7 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
 
 
 async def start_turns_where_on(settings: SettingsSnapshot, ledger: Ledger, clock: Clock) -> None:
-    """After the switch for runs has been set, start turns for the waiting notices of stores where runs are on.
+    """After the switch for runs has been set, start turns for the waiting notices in stores where runs are on.
 
     Every replica does this, because a replica can do it only once it has read the new setting.
     """
@@ -251,7 +251,7 @@ async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, cloc
 
 
 async def count_stored_bytes(settings: SettingsSnapshot, clock: Clock) -> None:
-    """Count the data of stores that have a limit every 30 s or, if counting is slow, less often."""
+    """Every 30 s (less often if counting is slow), count the data of stores that have a limit."""
     while True:
         start = clock.monotonic()
         await settings.count_stored_bytes()
@@ -260,7 +260,7 @@ async def count_stored_bytes(settings: SettingsSnapshot, clock: Clock) -> None:
 
 
 async def add_refusals(triggers: Triggers, clock: Clock) -> None:
-    """Every minute, add the number of webhooks refused since the last time to their triggers."""
+    """Every minute, add the numbers of newly refused webhooks to their triggers."""
     while True:
         await clock.sleep(REFUSALS_TIME.total_seconds())
         await triggers.add_refusals()

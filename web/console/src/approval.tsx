@@ -180,9 +180,11 @@ export function Fields({ all }: { all: [string, unknown][] }): VNode {
 
 const LINE = 200;
 
-/** A short object as names and values without the empty ones, anything else as JSON. */
+/** A short object as names and values, without the empty ones if there are others; anything else as JSON. */
 export function Value({ value }: { value: unknown }): VNode {
-  const all = entriesOf(value).filter(([, each]) => each !== "" && each !== null && !(Array.isArray(each) && !each.length));
+  const every = entriesOf(value);
+  const full = every.filter(([, each]) => each !== "" && each !== null && !(Array.isArray(each) && !each.length));
+  const all = full.length ? full : every;
   return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
 

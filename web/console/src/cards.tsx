@@ -108,7 +108,6 @@ function About({ call, where }: { call: CallJson; where: boolean | undefined }):
   );
 }
 
-/** One line with the call, its arguments, result and duration. It unfolds. */
 function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson | undefined; where: boolean | undefined }): VNode {
   const [shown, setShown] = useState(false);
   const { state = "", result } = call;

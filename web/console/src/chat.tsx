@@ -30,7 +30,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
       <Conversation key={conversationId} conversationId={conversationId} />
       {run && (
         <aside class="detail" aria-label="Run">
-          <a class="button second small" href={`/c/${conversationId}`}>Close</a>
+          <a class="button second close" href={`/c/${conversationId}`} aria-label="Close" title="Close"><Icon name="close" /></a>
           <Boundary key={run}><Later show={({ RunPage }) => <RunPage runId={run} beside />} /></Boundary>
         </aside>
       )}

@@ -1,5 +1,3 @@
-/** The list of conversations, with the actions on each. */
-
 import { signal } from "@preact/signals";
 import { type BackgroundJobJson, type ConversationJson, requestId, type RunJson } from "@pawl/client";
 import type { VNode } from "preact";

@@ -76,7 +76,7 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
         <Fact name="Run" value={<a href={`/runs/${runId}`}>Show the timeline</a>} />
         <Fact name="Version" value={version} />
         <Fact name="Started" value={time(run.createTime)} />
-        <Fact name="Ended" value={time(run.endTime)} />
+        <Fact name="Duration" value={took({ startTime: run.createTime ?? "", ...(run.endTime ? { endTime: run.endTime } : {}) })} />
         <Fact name="Tokens" value={tokens(run)} />
         <Fact name="User" value={run.userId} />
         <Fact name="Rerun of" value={rerunOfRunId && <a href={`/workflows/runs/${rerunOfRunId}`}>Open it</a>} />

@@ -9,11 +9,11 @@ import { Chart } from "./chart";
 import { Fact } from "./design/parts";
 import { agentOptions, toolOptions } from "./editing/options";
 import type { FieldSpec, Values } from "./fields";
-import { cut, runLink, span, time } from "./format";
+import { cut, runLink, time } from "./format";
 import { unpack } from "./json";
 import { paged, type Resource } from "./resource";
 import { State, tokens, Why } from "./runs";
-import { ago, forPeople, go, pawl } from "./state";
+import { ago, forPeople, go, lasted, pawl } from "./state";
 import { visible } from "./visible";
 
 const percent = (fraction: number | "NaN" | "Infinity" | "-Infinity" | undefined): number => Math.round(100 * Number(fraction));
@@ -112,7 +112,7 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
         <Fact name="Rubric" value={visible(judge?.rubric ?? "")} />
         <Fact name="Agent of the attempts" value={goal.attemptsBy?.agent} />
         <Fact name="Tools of the attempts" value={visible((goal.attemptsBy?.toolNames ?? []).join(", "))} />
-        <Fact name="Wait between attempts" value={!!goal.waitSeconds && span(Number(goal.waitSeconds))} />
+        <Fact name="Wait between attempts" value={!!goal.waitSeconds && lasted(Number(goal.waitSeconds))} />
       </dl>
       {outputText && (
         <>

@@ -25,7 +25,7 @@ import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
 import { Below, paged, type Resource, useRead } from "./resource";
 import { runs, State } from "./runs";
-import { argumentsOf, entriesOf, iconOf, objectOf, resultLine, title } from "./sentence";
+import { argumentsOf, entriesOf, objectOf, resultLine, title } from "./sentence";
 import { ago, attempt, lasted, may, pawl, titleOf, word } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
@@ -64,7 +64,7 @@ const tools: Resource<ToolJson> = {
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
   about: ({ definition }) => definition?.description,
   columns: [
-    { name: "Name", icon: ({ definition }) => iconOf(definition?.name), of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
     { name: "Approval", size: 120, priority: 1, of: ({ definition }) => <Care category={definition?.category} /> },
     { name: "Effect", size: 150, priority: 2, of: ({ definition: { effectClass = "" } = {} }) => <span title={EFFECTS[effectClass]?.[1]}>{EFFECTS[effectClass]?.[0]}</span> },
     { name: "Source", size: 130, priority: 1, num: true, of: sourceOf },
@@ -113,7 +113,7 @@ function Calls({ tool }: { tool: string }): VNode | null {
 }
 
 const typeOf = ({ type, items, anyOf, enum: values }: Schema = {}): string =>
-  values ? `one of ${values.join(", ")}` : anyOf ? anyOf.map(typeOf).filter((each) => each !== "null").join(" or ") : type === "array" ? `list of ${items?.type ?? "value"}s` : { string: "text", boolean: "yes or no" }[String(type)] ?? String(type ?? "any");
+  values ? `one of ${values.join(", ")}` : anyOf ? anyOf.map(typeOf).filter((each) => each !== "null").join(" or ") : type === "array" ? `list of ${items?.type === "string" ? "text" : (items?.type ?? "values")}` : { string: "text", boolean: "yes or no" }[String(type)] ?? String(type ?? "any");
 
 /** The arguments of a tool, those that are required first. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
@@ -128,8 +128,8 @@ function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | 
         name="Arguments"
         items={names}
         columns={[
-          { name: "Name", of: (name) => <><code>{visible(name)}</code>{required.includes(name) && <span class="quiet"> required</span>}</>, under: (name) => <span class="whole">{cut(schema?.properties?.[name]?.description)}</span> },
-          { name: "Type", size: 240, priority: 1, of: (name) => typeOf(schema?.properties?.[name]) },
+          { name: "Name", size: 460, of: (name) => <><code>{visible(name)}</code>{required.includes(name) && <span class="quiet"> required</span>}</>, under: (name) => <span class="whole">{cut(schema?.properties?.[name]?.description)}</span> },
+          { name: "Type", priority: 1, of: (name) => typeOf(schema?.properties?.[name]) },
         ]}
       />
     </>
@@ -140,7 +140,7 @@ const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
 function Progress({ job: { iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress, endTime, nextTime } }: { job: BackgroundJobJson }): VNode {
   const done = progress?.fraction === undefined ? (most > 1 ? iterations / most : undefined) : Number(progress.fraction);
-  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`].filter(Boolean).join(" · ");
+  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? ""), !endTime && nextTime && `next ${ago(nextTime)}`, endTime && `ended ${ago(endTime)}`].filter(Boolean).join(" · ");
   return <span class="progress">{done !== undefined && !endTime && <progress value={done} max={1} aria-label="Progress" />} <small>{words}</small></span>;
 }
 const jobs: Resource<BackgroundJobJson> = {

@@ -51,9 +51,9 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
   return (
     <section class="page run">
       <Head title={<>{asked && !run.workflow && !run.job ? visible(asked).slice(0, TITLE_SHOWN) : name || "Run"} {run.state && <State run={waiting ? { ...run, waiting } : run} />}</>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
-        {run.workflow && <a class="button" href={`/workflows/runs/${runId}`}><Icon name="workflows" /> Show the graph</a>}
-        {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
-        {run.job && <a class="button" href={`/background/${runId}`}>Show the job</a>}
+        {run.workflow && <a class="button second" href={`/workflows/runs/${runId}`}><Icon name="workflows" /> Show the graph</a>}
+        {run.goal && <a class="button second" href={`/goals/${runId}`}>Show the goal</a>}
+        {run.job && <a class="button second" href={`/background/${runId}`}>Show the job</a>}
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
           <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>Stop</button>
         )}
@@ -68,24 +68,22 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
       </Head>
       {undoing && <Undo runId={runId} onClose={() => setUndoing(false)} />}
       {!run.state && <Skeleton />}
-      {asked.length > TITLE_SHOWN && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={waiting ? { ...run, waiting } : run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
       <Bars timeline={timeline} onCall={() => setTab("calls")} onRound={(number) => (setRound(number), setTab("request"))} />
       <Tabs name="Parts of the run" all={beside ? tabs : [["messages", "Messages"], ...tabs]} open={tab} onOpen={setTab} />
+      {tab === "messages" && asked && !run.workflow && !run.job && <div class="mine">{visible(asked)}</div>}
       {tab === "messages" && <RunLog view={view} isExplained />}
       {tab === "calls" && <Calls calls={calls} />}
       {tab === "request" && <Request key={round} runId={runId} round={round} />}
-      {tab === "events" && <Rows name="Events" items={events} size={28} height={448} row={eventRow} />}
+      {tab === "events" && <Rows name="Events" items={events} size={28} height={462} row={(event) => eventRow(event, events[0]?.time)} />}
     </section>
   );
 }
 
 const TITLE_SHOWN = 120;
-/** Characters of each message of a request. */
 const SAID_SHOWN = 4000;
-const ASKED_SHOWN = 600;
 
 function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; hasChildren: boolean }): VNode {
   const end = run.endTime ? Date.parse(run.endTime) : clock.value;
@@ -108,7 +106,7 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
 
 /** Why a run waits. Its events do not contain this explanation. */
 function useWaiting({ runId = "", state, lastSeq }: RunJson): RunJson["waiting"] {
-  const waits = state === "RUN_STATE_WAITING" || state === "RUN_STATE_QUEUED";
+  const waits = state === "RUN_STATE_WAITING" || state === "RUN_STATE_QUEUED" || state === "RUN_STATE_NEEDS_ATTENTION";
   const [waiting] = useRead(async () => (waits ? (await pawl.agent.getRun({ runId })).run?.waiting : undefined), [runId, state, lastSeq]);
   return waiting;
 }
@@ -129,7 +127,7 @@ function Bars({ timeline: { bars }, onCall, onRound }: { timeline: Timeline; onC
   const shown = whole / zoom;
   const from = start + Math.min(shift, 1 - 1 / zoom) * whole;
   const place = ({ start: first, end: last = end }: { start: number; end?: number }): { left: string; width: string } => {
-    const left = Math.min(100, Math.max(0, (100 * (first - from)) / shown));
+    const left = Math.min(99.6, Math.max(0, (100 * (first - from)) / shown));
     const right = Math.min(100, Math.max(0, (100 * (last - from)) / shown));
     return { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` };
   };
@@ -256,17 +254,17 @@ function said(event: RunEventJson): string {
   if (roundStarted) return `round ${roundStarted.round}, ${roundStarted.model}`;
   if (roundEnded) return `round ${roundEnded.round}, ${tokens(roundEnded)} tokens`;
   if (outputDelta) return [outputDelta.reasoning, outputDelta.text, ...(outputDelta.calls ?? []).map(({ toolName, argumentsText }) => `${toolName ?? ""}${argumentsText ?? ""}`)].filter(Boolean).join(" ");
-  if (messageAdded) return `${word((messageAdded.message?.role ?? "").replace("ROLE_", ""))}: ${messageAdded.message?.text ?? ""}`;
+  if (messageAdded) return `${word((messageAdded.message?.role ?? "").replace("ROLE_", ""))}: ${messageAdded.message?.text || "calls tools"}`;
   if (callChanged) return `${callChanged.call?.toolName}: ${word(callChanged.call?.state)}`;
   if (toolProgress) return toolProgress.message ?? "";
   const { seq: _s, type: _t, time: _at, storeId: _i, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest } = event;
   return JSON.stringify(rest);
 }
 
-function eventRow(event: RunEventJson): VNode {
+function eventRow(event: RunEventJson, first = ""): VNode {
   return (
     <div key={event.seq} class="event" title={moment(event.time)}>
-      <span class="quiet num">{event.seq}</span> <strong>{event.type}</strong> <span class="quiet">{visible(said(event).slice(0, 400))}</span>
+      <span class="quiet num">{event.seq}</span> <strong>{event.type}</strong> <span class="quiet num">+{lasted(Math.max(0, Date.parse(event.time ?? "") - Date.parse(first)) / 1000)}</span> <span class="quiet">{visible(said(event).slice(0, 400))}</span>
     </div>
   );
 }

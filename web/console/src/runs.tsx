@@ -46,7 +46,7 @@ export const runs: Resource<RunJson> = {
   id: ({ runId }) => runId ?? "",
   columns: [
     { name: "Run", icon: iconOf, of: (run) => nameOfRun(run), under: came },
-    { name: "State", size: 152, priority: 1, by: (run) => word(run.state), of: (run) => <State run={run} /> },
+    { name: "State", size: 172, priority: 1, by: (run) => word(run.state), of: (run) => <State run={run} /> },
     { name: "Agent", size: 124, priority: 2, by: kindOf, of: (run) => (run.workflow || run.job ? <span class="quiet">{run.workflow ? "Workflow" : "Job"}</span> : kindOf(run)) },
     { name: "Started", size: 104, priority: 1, by: ({ createTime = "" }) => createTime, of: ({ createTime }) => time(createTime) },
     { name: "Duration", size: 92, priority: 3, num: true, by: seconds, of: duration },
@@ -54,7 +54,8 @@ export const runs: Resource<RunJson> = {
   ],
   actions: [
     { name: "Retry", method: "agent.v1.AgentService/StartRun", inRows: true, when: mayRetry, run: retry },
-    { name: "Decide", method: "agent.v1.OperatorService/ListAttention", inRows: true, when: ({ state }) => state === "RUN_STATE_NEEDS_ATTENTION", run: async ({ runId }) => go(`/attention/${runId}`) },
+    { name: "Decide", method: "agent.v1.OperatorService/ListAttention", inRows: true, main: true, when: ({ state }) => state === "RUN_STATE_NEEDS_ATTENTION", run: async ({ runId }) => go(`/attention/${runId}`) },
+    { name: "Decide", method: "agent.v1.AgentService/DecideCalls", inRows: true, when: isForPeople, run: async () => go("/inbox") },
   ],
 };
 
@@ -127,7 +128,7 @@ export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNo
     );
   if (isEnded(run) || !waiting?.sentence) return null;
   return (
-    <div class={`why ${isForPeople(run) ? "warn" : ""}`}>
+    <div class={`why ${isForPeople(run) || state === "RUN_STATE_NEEDS_ATTENTION" ? "warn" : ""}`}>
       <strong>Why it waits</strong>
       <p>{visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}</p>
       <p class="quiet">
@@ -143,7 +144,9 @@ const WAITS: Record<string, string> = { APPROVAL: "waits for approval", ANSWER: 
 const FOR_PEOPLE = 3;
 
 const waitOf = ({ state, waiting }: RunJson): number => (state === "RUN_STATE_WAITING" ? Object.keys(WAITS).indexOf((waiting?.reason ?? "").replace("WAIT_REASON_", "")) : -1);
-const isForPeople = (run: RunJson): boolean => waitOf(run) >= 0 && waitOf(run) < FOR_PEOPLE;
+function isForPeople(run: RunJson): boolean {
+  return waitOf(run) >= 0 && waitOf(run) < FOR_PEOPLE;
+}
 
 export function State({ run }: { run: Pick<RunJson, "state" | "waiting"> }): VNode {
   return <Badge tone={isForPeople(run) ? "warn" : toneOf(run.state)}>{Object.values(WAITS)[waitOf(run)] ?? word(run.state)}</Badge>;

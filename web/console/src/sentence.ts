@@ -91,7 +91,6 @@ export function objectOf(call: CallJson): string {
   return short(telling.map(([name, value]) => (isCount(value) ? `${name.replaceAll("_", " ")} ${value}` : inWords(value))).join(" · "));
 }
 
-/** True for a question that fits into a heading. */
 export const isPlain = (question: string): boolean => question.length < 140 && !/[\n*_`[\]|<>#]/.test(question);
 
 /** True for a question of a workflow that is answered by approving or rejecting: there is no tool to run. */

@@ -25,7 +25,7 @@ export function RunLog({ view, answers = [], isExplained }: { view: RunView; ans
       {view.gap && (answers.length ? answers : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
       {run.waits?.includes("WAIT_KIND_BUDGET") && !ended && <TopUp run={run} />}
       {!isExplained && !ended && waiting && <p class="quiet state">{visible(waiting)}</p>}
-      {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">Needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
+      {!isExplained && run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">Needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
       {!isExplained && run.state === "RUN_STATE_FAILED" && <p class="fault" role="alert">Failed: {visible(run.failure?.message ?? run.failure?.reason ?? "")}</p>}
       {run.state === "RUN_STATE_CANCELLED" && <p class="quiet">Stopped.</p>}
       {!view.rounds.length && !ended && !isExplained && <p class="quiet dots">{word(run.state) || "Loading"} </p>}

@@ -57,7 +57,7 @@ class PostgresAgents(PostgresVersions):
     async def put_draft(
         self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
     ) -> tuple[VersionRow, bool]:
-        """Store the draft that `save` returns if it is new. See `put`."""
+        """If the draft that `save` returns is new, store it. See `put`."""
         async with self._database.transaction() as connection:
             await connection.execute(LOCK, store_id)
             now = await connection.fetchval("SELECT clock_timestamp()")

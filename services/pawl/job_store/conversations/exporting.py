@@ -28,7 +28,7 @@ def put(
     *,
     cut_at: str = "",
 ) -> int:
-    """Add messages, with their calls, to a page of about 2 MiB, but at least one message.
+    """Add messages and their calls to a page until it reaches about 2 MiB. At least one message is always added.
 
     Return the number of the last one added. `cut_at` is the id of the last call that was read, if there are more calls.
     """

@@ -55,9 +55,10 @@ class JetStreamErasures:
         self._opened_number = self._applied_number = 0
 
     async def open(self) -> bool | None:
-        """Create the list if needed. Return whether it is empty, or None if this connection has already applied it.
+        """Create the list if needed. Return whether it is empty.
 
-        A new connection may reach a different server, so the list is applied again after each reconnection.
+        Return None if the list has already been applied on this connection. A new connection may reach a different
+        server, so the list is applied again after each reconnection.
         """
         connection_number = self._bus.connection_number
         if self._applied_number == connection_number and self._bus.connected:
@@ -171,7 +172,7 @@ class Erasing:
         self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
-        """Start erasing a conversation, unless that has already happened. Return the progress.
+        """Start erasing a conversation, unless its erasure has already started. Return the progress.
 
         Raises:
             ConversationNotFound: The user has no such conversation, or its receipt has expired.

@@ -149,7 +149,7 @@ class PostgresKeyRepository:
         return KeyChanges(keys=[_grant(row) for row in changed], last_change=last_change, has_more=has_more)
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
-        """Record that keys are in use now, at most once a minute per key."""
+        """Record that keys have just been used, at most once a minute per key."""
         await self._database.execute(_NOTE_USES, key_ids)
 
     async def list_events(

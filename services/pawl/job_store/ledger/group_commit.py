@@ -1,7 +1,7 @@
 """Group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one fills up. If operations arrive concurrently, a writer also waits briefly
-for more, but foreground operations wait only for others of their kind. Under load, a second group is written in
+for more, but foreground operations wait only for other foreground operations. Under load, a second group is written in
 parallel, so that a slow disk does not block everyone. Under light load, there is no second group, because small groups
 cost nearly as much as large ones. Rows are locked in the database, so any number of replicas can do this concurrently.
 
@@ -146,7 +146,7 @@ class _Queue:
     def gathers(self) -> bool:
         """Return whether a writer should wait for more operations.
 
-        Foreground operations only wait for others of their kind, not for those of background runs.
+        Foreground operations wait only for other foreground operations, not for those of background runs.
         """
         if self.foreground:
             waiting, usual = len(self.foreground), self._usual_foreground
@@ -214,7 +214,7 @@ class GroupCommit:
     ) -> T:
         """Return the result of an operation on rows of this store, once it is durable.
 
-        Set `in_background` if no user waits for the operation.
+        Set `in_background` if no user is waiting for the operation.
 
         Cancelling the caller does not undo an accepted operation.
 

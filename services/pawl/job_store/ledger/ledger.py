@@ -65,7 +65,7 @@ class Ledger:
         return released
 
     async def load_claimed(self, claimed: Sequence[Claimed]) -> dict[RunKey, Loaded]:
-        """Load a claim's new runs together and, if there are few, others with few messages one by one.
+        """Load a claim's new runs together. If the claim is small, also load other runs with few messages, one by one.
 
         No client holds any of these runs' calls, so they do not change before they are loaded. A run that cannot be
         loaded is left out: LoadRun will report why.
@@ -85,7 +85,7 @@ class Ledger:
         """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
         If the service crashes before it stops the jobs, repeat the request. Any other request that ends other users'
-        right to write stops them too.
+        right to write also stops these jobs.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id

@@ -57,7 +57,7 @@ class GroupConflict(Exception):
 
 class Journal(Protocol):
     async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Write the steps of runs whose rows are cached. Skip runs whose rows have changed since then.
+        """Write the steps of runs whose rows are cached. Skip runs whose rows have changed since they were cached.
 
         The outcome of a skipped operation is None. Raises the same errors as `write`.
         """
@@ -178,7 +178,10 @@ class Limits:
     of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:
-        """Return the first of the models that the store may not use. The empty name stands for the default model."""
+        """Return the first model in `models` that the store may not use, or an empty name if it may use all.
+
+        An empty name in `models` means the default model.
+        """
         return next((each for each in models if self.models and each and each not in self.models), "")
 
 

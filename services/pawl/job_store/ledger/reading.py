@@ -61,9 +61,9 @@ class Renewed:
 class RunView:
     """A run and its pending calls.
 
-    If `waits` is set, it includes the waits of child runs. If they were read, `active` contains the other open calls,
-    and `situations` explains why the run is not making progress: its own situation comes first, then those of its
-    descendants.
+    `waits`, if set, also covers child runs. `active` contains the other open calls, if those were read. `situations`
+    then explains why the run is not making progress: the run's own situation comes first, followed by the situations of
+    its descendants.
     """
 
     run: RunRow
@@ -74,7 +74,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run, with the open calls of it and of the others, which are its descendants."""
+    """Return the view of the first run. It includes the open calls of the other runs, which are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -92,7 +92,7 @@ class PendingFilter:
     """A filter on pending items. With a user, it selects that user's items.
 
     Otherwise, it selects all items that approvers may see. Empty fields match everything. States and a tool name match
-    only calls. With `approves`, a user's calls include those that only approvers may decide on.
+    only calls. With `approves`, a user's calls include calls that only approvers may decide on.
     """
 
     user_id: UserId
@@ -149,11 +149,11 @@ class Loaded:
     """Everything that a run's worker needs, read from one snapshot.
 
     `user_id` is the user of the conversation. Call results are omitted if they are too large in total. `omitted_bytes`
-    contains the size of each omitted result, and 0 for the others. Other users' runs are included as messages, without
-    calls or summaries, and only the newest ones that fit completely. `failures` contains the failures of FAILED runs
-    that have messages. `shared_tokens_left` is what remains of the run's token budget. It is 0 if the run that owns the
-    budget was removed, and None if there is no budget. If `known` is set, that prefix is still valid, and the messages
-    and calls continue it.
+    contains the size of each omitted result, and 0 for the others. The messages of other users' runs are included
+    without calls or summaries, and only for the newest runs that fit completely. `failures` contains the failures of
+    FAILED runs that have messages. `shared_tokens_left` is what remains of the run's token budget. It is 0 if the run
+    that owns the budget was removed, and None if there is no budget. If `known` is set, that prefix is still valid, and
+    the messages and calls continue it.
     """
 
     run: RunRow
@@ -248,7 +248,7 @@ class DueTimes(Protocol):
     """Times from which runs may be claimed. All times are the database's."""
 
     async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's current time, and the latest time that its clock has ever shown to within five seconds.
+        """Return the database's current time, and the latest time its clock has ever shown, accurate to within 5 s.
 
         If the second time is later, the clock was set back, and no replica has called `bring_forward` since then.
         """
@@ -308,7 +308,7 @@ class Reads(Protocol):
         """Return the state that the run's owner stored with its last commit, or an empty state before the first commit.
 
         Raises:
-            RunNotFound: No such run.
+            RunNotFound: The run does not exist.
         """
 
     async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None, last_number: int = 0) -> Loaded:
@@ -316,21 +316,21 @@ class Reads(Protocol):
 
         `known` is the prefix of the history that the owner already has. If the prefix is still valid, the result does
         not include it. If `last_number` is set, the caller need not be the owner, and gets the history as it was when
-        this was the conversation's last message.
+        the message with this number was the conversation's last.
 
         Raises:
-            RunNotFound: No such run.
+            RunNotFound: The run does not exist.
             LeaseLost: The caller no longer holds the run.
         """
 
     async def load_first(self, claims: Mapping[RunKey, int]) -> dict[RunKey, Loaded]:
-        """Load those of the claimed runs that are new and alone in their conversation. `claims` maps them to epochs."""
+        """Load each claimed run that is new and the only one in its conversation. `claims` maps runs to epochs."""
 
     async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         """Return the unread commands of a run in order of arrival, and the notices for it.
 
         Raises:
-            RunNotFound: No such run.
+            RunNotFound: The run does not exist.
         """
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
@@ -402,18 +402,18 @@ class Reads(Protocol):
         """Return the user's runs that have changed since the time `since`. With `all_open`, also return all open runs.
 
         This covers runs in the conversation, jobs that report to it, and the child runs of both. Only the newest 200
-        ended runs and the newest 100 ended jobs are considered. A run also counts as changed while it waits for a
-        child.
+        ended runs and the newest 100 ended jobs are considered. A run also counts as changed while it is waiting for a
+        child run.
         """
 
     async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
-        """Return a version of each conversation. It changes with the conversation, its active run and its recent jobs.
+        """Return each conversation's version, which changes with the conversation, its active run and its recent jobs.
 
         A version is empty if the conversation does not exist.
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after `after_seq`: at most `events_max` events, and about 1 MiB.
+        """Return a run's events after `after_seq`, up to `events_max` events or about 1 MiB.
 
         Return at least one event if there are any. A gap replaces removed events, and is followed by the events after
         it.
@@ -456,7 +456,7 @@ class ConversationReads(Protocol):
         """
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
-        """Return the segments of a fork's past, in order. Return nothing if the conversation is not a fork."""
+        """Return the segments of a fork's past, in order, or an empty tuple if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
         """Return the earlier request with this key, or None if there is none."""

@@ -99,7 +99,7 @@ class Rate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time in seconds in which the rate allows as much as the call uses."""
+        """The number of seconds in which the rate allows as much as the call uses."""
         return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
     @property
@@ -159,7 +159,7 @@ def _checked(budgets: Sequence[TokenBudget], reserved: Record) -> dict[str, floa
 
 class PostgresModels(DatabaseAdapter):
     async def pause_seconds(self, store_id: StoreId, per_second: int, events: int) -> float:
-        """Count events of a store. Return after how many seconds its rate, averaged over a second, is allowed."""
+        """Count a store's events. Return how many seconds to wait until their rate is within the limit again."""
         rate = (store_id, "events", events / per_second, 0.0, True)
         minutes: float = await self._database.fetchval(_TAKE, *rate)
         return min(max(0.0, minutes * _MINUTE_SECONDS - 1.0), _PAUSE_SECONDS_MAX)
@@ -174,8 +174,8 @@ class PostgresModels(DatabaseAdapter):
     ) -> Mapping[str, float]:
         """Count a call against all rates, and reserve its tokens in the budgets that `budgets` returns. Idempotent.
 
-        If one of them is used up, count the call against none, unless it has ended. The end of a call releases its
-        reservation. Return the fraction of each limit that is used.
+        If a rate or budget is used up, do not count the call at all, unless it has ended. The end of a call releases
+        its reservation. Return the fraction of each limit that is used.
 
         Raises:
             Exceeded: One of the rates is used up.
@@ -207,7 +207,7 @@ class PostgresModels(DatabaseAdapter):
         return used
 
     async def report_servers(self, names: Collection[str]) -> None:
-        """Record that a process knows these model servers."""
+        """Record that an agent-loop has these model servers."""
         await self._database.execute(_REPORT_SERVERS, sorted(names))
 
     async def end_outage(self, model_server: str) -> None:

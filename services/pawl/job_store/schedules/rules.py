@@ -109,7 +109,7 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
 
     Each change and each firing increments `generation`.
 
-    `waiting_time` is the scheduled time of the firing that waits for the previous run to end.
+    `waiting_time` is the scheduled time of the firing that is waiting for the previous run to end.
     """
 
     schedule_id: str
@@ -283,7 +283,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Return a schedule or trigger after its last run has ended in `state` or, if that is None, was removed."""
+    """Return a schedule or trigger after its last run has ended in `state` or, if `state` is None, has been removed."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures
@@ -295,7 +295,7 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule with its next scheduled time. If a firing is waiting, check it again within a second."""
+    """Return a schedule with its next scheduled time. A waiting firing will be checked again within a second."""
     next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
     times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))

@@ -89,7 +89,7 @@ class _Cron(CronSim):
 def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
     """Yield the scheduled times after `after` and before `until`, in order and including jitter.
 
-    By default, `until` is `HORIZON` later.
+    By default, `until` is `HORIZON` later than `after`.
     """
     late = jitter(timing, schedule_id)
     begin = after - late
@@ -135,9 +135,9 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
-    """Return the scheduled time to fire after `due`, or None if there is none.
+    """Return the next scheduled time after `due`, or None if there is none.
 
-    Missed times that are too old to catch up are skipped, and so are all others except the newest `CAUGHT_UP_MAX`.
+    Missed times that are too old to be caught up on are skipped, as are all but the newest `CAUGHT_UP_MAX` of the rest.
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))

@@ -1,4 +1,4 @@
-"""Checks and applies changes of settings."""
+"""Checks and applies changes to settings."""
 
 from __future__ import annotations
 

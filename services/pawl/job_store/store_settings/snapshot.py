@@ -97,7 +97,7 @@ class SettingsSnapshot:
             await self._clock.sleep(_POLL_SECONDS)
 
     async def _wake(self) -> None:
-        """Let runs that are waiting for a token budget that has changed check it again."""
+        """If a token budget has changed, let the runs that are waiting for it check it again."""
         for raised, left in list(self._raised.items()):
             stores = await self.repository.stores_with_open_runs() if raised == ALL_STORES else [raised]
             for store_id in stores:
@@ -148,7 +148,7 @@ class SettingsSnapshot:
 
         Raises:
             Conflict: The version is not the current one.
-            InvalidField: A name is unknown, including that of a model server, or a value is out of range.
+            InvalidField: The name of a setting or model server is unknown, or a value is out of range.
         """
 
         def change(layers: Sequence[Settings], now: datetime) -> tuple[Settings, Settings]:

@@ -143,8 +143,8 @@ class PostgresSettings(DatabaseAdapter):
     ) -> Settings:
         """Change a layer and record the change.
 
-        `change` receives the layers that apply to the store, and the current time. It returns one layer before and
-        after the change.
+        `change` receives the layers that apply to the store, and the current time. It returns a pair: the layer being
+        changed, as it was and as it will be.
 
         Raises:
             PawlError: Any error that `change` raises.
@@ -169,7 +169,7 @@ class PostgresSettings(DatabaseAdapter):
         return after
 
     async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> int:
-        """Let workers claim a store's runs that wait only for one of `waits`. Return the number of these runs."""
+        """Let workers claim a store's runs that are waiting only for one of `waits`. Return the number of runs."""
         return affected(await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits]))
 
     async def model_servers(self) -> frozenset[str]:
@@ -184,7 +184,7 @@ class PostgresSettings(DatabaseAdapter):
         return [row["store_id"] for row in await self._database.fetch(_STORES)]
 
     async def stored_bytes(self, store_id: StoreId) -> int:
-        """Return the size of a store's messages, events, and arguments and results of calls."""
+        """Return the total size in bytes of a store's messages, events, call arguments and call results."""
         size = 0
         last_id: str | None = ""
         while last_id is not None:
@@ -200,12 +200,12 @@ class PostgresSettings(DatabaseAdapter):
         return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
 
     async def conversations_with_notices(self, after: ConversationKey, *, rows_max: int) -> Sequence[ConversationKey]:
-        """Return idle conversations that have notices of jobs, sorted by store and id."""
+        """Return idle conversations that have job notices, sorted by store and id."""
         rows = await self._database.fetch(_WITH_NOTICES, after.store_id, after.conversation_id, rows_max)
         return [ConversationKey(row["store_id"], row["conversation_id"]) for row in rows]
 
     async def changes(self, store_id: StoreId | None, *, before: int, changes_max: int) -> Sequence[SettingsChange]:
-        """Return the changes older than `before`, newest first, of all layers or of one store's layers."""
+        """Return changes numbered below `before`, newest first, for all layers or for one store's layers."""
         rows = await self._database.fetch(_CHANGES, before, store_id, changes_max)
         return [
             SettingsChange(

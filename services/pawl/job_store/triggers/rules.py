@@ -187,9 +187,9 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that are handled one at a time, with the last event's run and the waiting event.
 
-    `event_id` is empty if no event waits. If `awaits_run` is set, the event waits for that run to end. Otherwise, it
-    waits until a certain time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
-    first of these arrived.
+    `event_id` is empty if no event is waiting. If `awaits_run` is set, the event is waiting for that run to end.
+    Otherwise, it is waiting until a certain time. `first_time` is when the waiting event arrived or, if it has replaced
+    others, when the first of these arrived.
     """
 
     store_id: StoreId
@@ -351,7 +351,7 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
     """Return a trigger after a report about its mailbox. If `reason` is not empty, the mailbox was unreachable.
 
-    If the mailbox has assigned new UIDs, messages after `position` will be read.
+    If the mailbox has assigned new UIDs, reading continues after `position`.
     """
     if row.pause_time is not None:
         return row
@@ -383,7 +383,7 @@ def saved(row: TriggerRow, requested: TriggerDefinition, owner: Owner) -> Trigge
 def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
     """Return a resumed trigger.
 
-    If it was not paused, only its owner changes to `owner`.
+    If it was not paused, only its owner changes.
 
     Raises:
         PermissionDenied: The trigger has a mailbox, and the owner is no longer an admin.

@@ -85,7 +85,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
 
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
-        """Return any user's trigger and the time, or None if there is no such trigger."""
+        """Return a trigger of any user, and the current time, or None if there is no such trigger."""
         record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
         return None if record is None else (self._readable(record), record["now"])
 

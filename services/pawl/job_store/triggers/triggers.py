@@ -187,7 +187,7 @@ class Triggers(Starters[TriggerRow]):
     async def check(
         self, store_id: StoreId, trigger_id: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[TriggerRow, str]:
-        """Verify a webhook. Return its trigger and the id of its event, or "" if it has none.
+        """Verify a webhook. Return its trigger, and the id of its event ("" if it has none).
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused: The webhook may not fire the trigger.
@@ -211,10 +211,7 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal in memory, and store the count in the row at most once a minute.
-
-        Store the count in the row at most once a minute. Until then, hold it in memory.
-        """
+        """Count a refusal in memory, and store the count in the row at most once a minute."""
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:

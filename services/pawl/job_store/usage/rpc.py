@@ -37,7 +37,7 @@ _NO_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class _Position(msgspec.Struct, frozen=True, array_like=True):
     """The last row of a page, and the period of the first page.
 
-    The start and end of that period may depend on the time.
+    The period is stored because its start and end may depend on the time of the first request.
     """
 
     start: datetime

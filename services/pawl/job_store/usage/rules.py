@@ -38,9 +38,9 @@ class Dimension(IntEnum):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which figures to return. Empty values select all.
+    """Selects the figures to return. Empty values select all.
 
-    `start` and `end` are full days, or full hours for hourly figures.
+    `start` and `end` are rounded to full days, or to full hours for hourly figures.
     """
 
     store_id: StoreId
@@ -79,7 +79,7 @@ def scope(caller: Principal, store_id: StoreId, user_id: UserId) -> tuple[StoreI
 
 
 def times(start: datetime | None, end: datetime | None, period: Period, now: datetime) -> tuple[datetime, datetime]:
-    """Return the requested start and end in full hours or days.
+    """Return the requested start and end, extended to full hours or days.
 
     Raises:
         InvalidField: The end is not after the start, or the start is too old for hourly figures.
@@ -121,7 +121,7 @@ def check_kinds(selection: Selection) -> None:
     """Check that figures exist for this combination of filters and dimensions.
 
     Raises:
-        InvalidField: It combines tools and models.
+        InvalidField: The selection combines tools and models.
     """
     if selection.is_of_tools and selection.is_of_models:
         raise InvalidField("tools and models cannot be combined, because no figure has both", field="by")

@@ -123,7 +123,7 @@ class ChannelChange:
 
 
 def checked(channel: Channel) -> Channel:
-    """Return a channel with its defaults, after validating it. Only e-mail URLs are validated here.
+    """Validate a channel, and return it with its defaults filled in. Of the URLs, only e-mail URLs are validated here.
 
     Raises:
         InvalidField: A field is invalid.

@@ -136,7 +136,7 @@ class Outcome:
 
     @property
     def wait_seconds(self) -> float:
-        """The delay in seconds before the next attempt that the receiver requested with status 429 or 503, or 0."""
+        """The delay in seconds that the receiver requested (with status 429 or 503) before the next attempt, or 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property

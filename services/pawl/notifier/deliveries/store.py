@@ -217,7 +217,10 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def due_seconds(self) -> float | None:
-        """Return the seconds until the next delivery is due: negative if it is overdue, None if none is waiting."""
+        """Return the seconds until the next delivery is due, or None if no delivery is waiting.
+
+        The number is negative if a delivery is overdue.
+        """
         seconds: float | None = await self._database.fetchval(_DUE_SECONDS)
         return seconds
 
@@ -254,7 +257,7 @@ class PostgresDeliveries(DatabaseAdapter):
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
         """Record the outcome of an attempt. Return None if the claim has expired or the delivery was deleted.
 
-        If that disables the channel, the user is notified in the same transaction, except after a test.
+        If the outcome disables the channel, the user is notified in the same transaction, except after a test.
         """
         if outcome.is_success:
             # Does not lock the channel, which may have many concurrent deliveries.
@@ -274,9 +277,9 @@ class PostgresDeliveries(DatabaseAdapter):
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
-        """Return, for each kind of channel, how many deliveries are waiting and how long the oldest has been due.
+        """Return, for each kind of channel, the number of waiting deliveries and the longest delay in seconds.
 
-        The delay is in seconds. It excludes deliveries in progress and deliveries to failing channels.
+        The delay is the time since a delivery became due. It ignores deliveries in progress and failing channels.
         """
         rows = await self._database.fetch(_COUNT_WAITING)
         found = {ChannelKind(row["kind"]): (row["count"], row["delay_seconds"]) for row in rows}

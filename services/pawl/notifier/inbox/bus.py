@@ -39,7 +39,7 @@ async def listen(bus: Bus, wake: Callable[[Inbox], None]) -> None:
 
 
 async def listen_for_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
-    """Call `note` with the users who have just seen runs, as agent-loop reports them.
+    """Call `note` for each report from agent-loop about users who have just seen runs.
 
     If `note` fails, the report is lost.
     """

@@ -333,7 +333,7 @@ class PostgresStore(DatabaseAdapter):
         return count
 
     async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
-        """Return the newest number of each inbox that has one."""
+        """Return the last number used in each inbox. Inboxes without a number are omitted."""
         stores = [inbox.store_id for inbox in inboxes]
         users = [inbox.user_id for inbox in inboxes]
         rows = await self._database.fetch(_LAST_NUMBERS, stores, users)
@@ -406,7 +406,7 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
-        """Record that an inbox's user is an approver for the store, and was active just now."""
+        """Record that an inbox's user is an approver for the store, and has just been active."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:

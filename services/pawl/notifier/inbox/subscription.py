@@ -24,7 +24,8 @@ class Subscriptions:
     """This replica's subscribers.
 
     A subscriber reads pages from the store and has no queue, so a slow subscriber holds only its own page. The bus
-    wakes subscribers (`wake`). One query per second finds notifications that the bus has dropped, for all subscribers.
+    wakes subscribers (`wake`). For all subscribers together, one query per second finds notifications that the bus has
+    dropped.
     """
 
     def __init__(self, store: PostgresStore, counters: PrometheusCounters) -> None:

@@ -85,7 +85,7 @@ export const sources: Resource<SourceJson> = {
     { name: "Name", icon: () => "sources", of: ({ config }) => config?.name, under: ({ config = {}, problem }) => (problem ? <span class="fault">{cut(problem)}</span> : cut(placeOf(config))) },
     { name: "Kind", size: 140, priority: 2, of: ({ config }) => NAMES[kindOf(config ?? {})] },
     { name: "State", size: 130, priority: 1, of: ({ state = "" }) => <Badge tone={STATES[state] ?? "grey"}>{short(state, "SOURCE_STATE_")}</Badge> },
-    { name: "Tools", size: 90, priority: 1, num: true, of: ({ tools = [] }) => `${tools.length} ${tools.length === 1 ? "tool" : "tools"}` },
+    { name: "Tools", size: 90, priority: 1, num: true, listed: true, of: ({ tools = [] }) => `${tools.length} ${tools.length === 1 ? "tool" : "tools"}` },
     { name: "Problem", detailed: true, of: ({ problem }) => cut(problem) },
     { name: "Saved", size: 110, priority: 3, num: true, of: ({ createTime }) => time(createTime) },
   ],

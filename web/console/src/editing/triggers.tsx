@@ -105,7 +105,7 @@ export const triggers: Resource<TriggerJson> = {
     { name: "State", size: 150, priority: 1, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable</Badge> : paused(each)), under: ({ unreachableReason }) => cut(unreachableReason) },
     { name: "Last event", size: 190, priority: 1, listed: true, of: ({ definition: { name = "" } = {} }) => <Last read={async () => (await pawl.triggers.getTrigger({ name })).trigger?.fires ?? []} /> },
     { name: "Starts", detailed: true, of: ({ definition }) => <Starts of={definition} /> },
-    { name: "Refused", size: 170, priority: 3, of: ({ refusedCount, refusedReason }) => Number(refusedCount ?? 0) > 0 && `${refusedCount}: ${cut(refusedReason)}` },
+    { name: "Refused", size: 280, priority: 3, of: ({ refusedCount, refusedReason }) => Number(refusedCount ?? 0) > 0 && <span class="fault">{refusedCount}: {cut(refusedReason)}</span> },
     { name: "Failures in a row", detailed: true, of: ({ failures }) => failures },
   ],
   make: {

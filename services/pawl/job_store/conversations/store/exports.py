@@ -29,7 +29,7 @@ _CALLS: Final = run_lists.statement(
 
 class PostgresExports(DatabaseAdapter):
     async def calls(self, store_id: StoreId, user_id: UserId, call_ids: Sequence[CallId]) -> Page[CallRow]:
-        """Return those of the calls `call_ids` that the user may read, in the given order, up to about 2 MiB."""
+        """Return the calls in `call_ids` that the user may read, in the given order, up to about 2 MiB."""
         arguments = (store_id, list(call_ids), user_id)
         return await run_lists.fetch(self._database, _CALLS, arguments, tables.CALLS.read, rows_max=len(call_ids))
 

@@ -94,8 +94,8 @@ class PostgresTitles(DatabaseAdapter):
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Claim conversations that need a title. Each claim lasts for two minutes.
 
-        If a token budget is used up, postpone the title until its day or month ends. Skip titles whose model the store
-        may not use. After a conversation's last allowed claim, no further attempt is made.
+        If a token budget is used up, postpone the title until the budget's day or month ends. Skip titles whose model
+        the store may not use. After a conversation's last allowed claim, no further attempt is made.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))

@@ -205,15 +205,18 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing these conversations again. Return how many were restarted."""
+        """Restart the erasure of conversations that once more have a user, for example after a restore.
+
+        Return how many were restarted.
+        """
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Restart the erasure of conversations that belong to a user again, for example after a restore.
+        """Mark the LOG part of erasures as open again, so that their conversations are added to the list again.
 
-        Return the number of restarted erasures.
+        If `younger_than_seconds` is set, older erasures are not changed. Return how many were changed.
         """
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
@@ -261,7 +264,7 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """If no run is open, mark the RUNS part as complete, and start to erase the child conversations.
+        """If no run is open, mark the RUNS part as complete, and start erasing the child conversations.
 
         Return whether RUNS is complete.
         """

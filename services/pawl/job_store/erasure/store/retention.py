@@ -275,9 +275,9 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage older than 400 days, unused rates and ended model calls. Merge hourly usage older than 35 days.
+        """Remove usage older than 400 days, unused rates and expired model calls.
 
-        Return how many rows were merged or removed.
+        Merge hourly usage older than 35 days. Return how many rows were merged or removed.
         """
         merged: int = await self._database.fetchval(_OLD_HOURS, HOURS_DAYS_MAX, rows_max)
         removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
@@ -307,7 +307,7 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def summary_ages(self) -> Mapping[StoreId, float]:
-        """Return the age in seconds of each store's oldest summary whose runs have not been removed."""
+        """Return the age in seconds of each store's oldest summary that covers runs which have not been removed."""
         return {row[0]: row[1] for row in await self._database.fetch(_SUMMARY_AGES)}
 
     async def conversation_ages(self) -> Mapping[StoreId, float]:
@@ -315,7 +315,7 @@ class PostgresRetention(DatabaseAdapter):
         return {row[0]: row[1] for row in await self._database.fetch(_CONVERSATION_AGES)}
 
     async def remove_summarised(self, *, store_id: StoreId, older_than_seconds: float, rows_max: int) -> int:
-        """Remove a store's old runs that a summary covers from conversations that are still in use.
+        """From conversations that are still in use, remove a store's old runs that are covered by a summary.
 
         Return the approximate number of rows removed, or 0 when no more runs can be removed for now. Remove about
         `rows_max` rows of each kind. The runs had ended when the summary was written, and the model's history no longer

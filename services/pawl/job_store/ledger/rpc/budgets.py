@@ -47,7 +47,7 @@ class Budgets:
         agent_name: str,
         connection: Connection | None = None,
     ) -> Sequence[TokenBudget]:
-        """Return how much of some budgets is used. If `connection` is given, read in its transaction."""
+        """Return how much of each budget in `limits` is used. If `connection` is given, read in its transaction."""
         used = dict(await self._usage.tokens(store_id, user_id, connection)) if limits else {}
         if WaitKind.AGENT_QUOTA in limits:
             used[WaitKind.AGENT_QUOTA] = await self._usage.today(store_id, agent_name, connection)

@@ -1,4 +1,4 @@
-"""Converts users' requests to start jobs."""
+"""Converts the requests with which users start jobs."""
 
 from __future__ import annotations
 

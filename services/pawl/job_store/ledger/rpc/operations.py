@@ -391,7 +391,7 @@ def _delegation(entry: ledger_pb2.Delegation, most: Mapping[str, int]) -> Delega
 
 
 def call_change(call: call_pb2.Call) -> CallChange:
-    """Return the requested change of a call. Modifies `call`, which must not be used again."""
+    """Return the requested change to a call. Modifies `call`, which must not be used again."""
     digest = call.approval.digest
     values = {
         "call_id": check_id(call.call_id, "calls.call_id"),

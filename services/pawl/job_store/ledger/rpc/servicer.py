@@ -50,7 +50,7 @@ _log = logs.get_logger(__name__)
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    """`pause_seconds` is called with a store, its limit of events per second, and the number of new events."""
+    """Calls `pause_seconds` with a store, its limit of events per second, and the number of new events."""
 
     def __init__(
         self, ledger: Ledger, pause_seconds: Callable[[StoreId, int, int], Awaitable[float]] | None = None
@@ -436,7 +436,7 @@ async def _list_runs(
 
 
 def _add_if_small(run: pb.ClaimedRun, loaded: Loaded) -> int:
-    """Add a loaded run to its claim if it is readable and has one part, and return its size."""
+    """Add a loaded run to its claim if it can be read and fits in one part. Return the part's size, or 0."""
     try:
         part, *more = parts.of_run(loaded)
     except Exception as error:  # noqa: BLE001  # the runs are claimed already, and LoadRun will report why

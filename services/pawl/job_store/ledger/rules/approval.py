@@ -11,7 +11,7 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """A user behind an action, the credential used, and other people involved, such as the creators of the key.
+    """The user behind an action, the credential used, and other people involved, such as the creators of the key.
 
     `delegate_user_id` is the delegate that acts for the user, if any. `people` matters only if several people must
     approve. An empty field means that the value is unknown.
@@ -40,7 +40,7 @@ class Decision(Actor, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """The approval of a series of calls, given with the call `call_id`.
+    """The approval of a series of calls, given together with the approval of the call `call_id`.
 
     Later calls may start only if they match the grant.
 

@@ -59,7 +59,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Quarantine each of `runs` whose lease expired at least GRACE ago and whose next crash would reach `crashes_max`.
 
-    The condition is checked again under the lock, because another worker may have claimed the run, or it may have made
+    The condition is checked again under the lock, because the run may have been claimed by another worker or have made
     progress. A turn that is being stopped is not quarantined but ends, with `lost` as the opaque result of its open
     calls.
     """

@@ -13,7 +13,7 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, its user, and the runs above the job to which it reports.
+    """A job, its user, and the runs above it, to which it reports.
 
     `above` is empty unless a delegated run started the job. Otherwise it lists, nearest first, the delegated runs above
     the job that are still open, followed by the root run.
@@ -33,11 +33,11 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(_OfJob, frozen=True, kw_only=True):
-    """A reference to a report of the job `run_id`. If `occasion` is 0, the report is about the job's end.
+    """A reference to a report from the job `run_id`. If `occasion` is 0, the report is about the job's end.
 
-    Otherwise, `occasion` is the iteration. `user_id` is the user who started the job. `entered_by` is the run of that
-    user whose model has received the notice but has not answered yet. It is empty if there is no such run. `tries`
-    counts the failed turns that contained the notice.
+    Otherwise, `occasion` is the iteration. `user_id` is the user who started the job. `entered_by` is that user's run
+    whose model has received the notice but has not answered yet, or empty if there is none. `tries` counts the failed
+    turns that contained the notice.
     """
 
     occasion: int
@@ -87,7 +87,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.run_id for each in self.open_jobs if each.receiver == receiver)
 
     def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
-        """Return the state after delegated runs have ended. Their notices move to the next runs above them.
+        """Return the state after delegated runs have ended. Each run's notices move to the next run above it.
 
         Notices that the run `answered_by` received are removed. Notices that another ended run received also move to
         the next run, because no model will read the ended run's conversation again. A notice about an iteration is

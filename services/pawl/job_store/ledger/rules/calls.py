@@ -1,7 +1,7 @@
 """Validates the changes that a run's owner makes to the run's calls.
 
-A gated call has a digest of the store, run, call, tool and arguments. It may start only exactly as it was shown, and
-only after enough people have approved it, each with a different credential (I9, I10).
+A gated call has a digest of the store, run, call, tool and arguments. It can start only in exactly the form that was
+shown, and only once enough people have approved it, each with a different credential (I9, I10).
 """
 
 from __future__ import annotations

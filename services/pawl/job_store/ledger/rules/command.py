@@ -100,7 +100,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
     """Raises a goal's limits.
 
-    `check` raises a PawlError if the limits are not valid for the encoded run and its unread raises.
+    `check` raises a PawlError if the limits are not valid for the encoded run and its unread RaiseGoal commands.
     """
 
     name: ClassVar[str] = inbox.RAISE_GOAL
@@ -142,8 +142,8 @@ class Send(Decider, frozen=True, kw_only=True):
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
     DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A user may
-    always decide on a call that asks this user by name. If `session_id` is set, reports about a front-end call count
-    only if that session holds it. If `reports_to` is set, the run must be a job of that conversation, or of the run
+    always decide on a call that names this user. If `session_id` is set, reports about a front-end call count only if
+    that session holds the call. If `reports_to` is set, the run must be a job of that conversation, or of the run
     `started_by`.
     """
 
@@ -180,7 +180,7 @@ class Send(Decider, frozen=True, kw_only=True):
 
         Raises:
             RequestIdReused: The command id was used with a different payload.
-            QueueFull: Too many such commands are waiting. The command may be sent again.
+            QueueFull: Too many commands of this kind are waiting. The command may be sent again.
         """
         run = unit.runs.get(self.run)
         if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):

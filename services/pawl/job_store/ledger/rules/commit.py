@@ -137,7 +137,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         Repeating the last step of the run returns the same response.
 
         Raises:
-            RunNotFound: No such run.
+            RunNotFound: The run does not exist.
             RunEnded: The run has ended.
             LeaseLost: Another worker holds the run, or the owner released it.
             InboxChanged: The step ignores an unread command, or `after_seq` is not the end of the log.

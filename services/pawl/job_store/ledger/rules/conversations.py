@@ -142,7 +142,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
         Raises:
             ConversationNotFound: The user has no such conversation.
-            ConversationErased: The user has erased it.
+            ConversationErased: The user has erased the conversation.
         """
         conversation = unit.conversations.get(ConversationKey(self.store_id, conversation_id))
         if conversation is None or conversation.user_id != self.user_id:
@@ -191,7 +191,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ConversationNotFound: The user has no such conversation.
-            ConversationErased: The user has erased it.
+            ConversationErased: The user has erased the conversation.
         """
         earlier = self.earlier(unit)
         conversation = self.found(unit, self.conversation_id)
@@ -223,8 +223,8 @@ _THOUGHT: Final = "</think>"
 def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of `run`, which has produced its answer.
 
-    A title is requested once per conversation, unless the user has set one. No title is requested for conversations of
-    delegated runs, or by another user's run, because the title would contain that user's text.
+    Each conversation gets at most one request, and none if the user has set a title. Conversations of delegated runs
+    get no title. Other users' runs do not request one, because the title would contain those users' text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -54,8 +54,8 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     cancelled yet, a new job is CANCELLED immediately.
 
     Raises:
-        IllegalTransition: The run already exists, the user has too many open jobs, or the conversation to report to was
-            removed.
+        IllegalTransition: The run already exists, the user has too many open jobs, or the conversation that the job
+            reports to was removed.
     """
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} already exists")

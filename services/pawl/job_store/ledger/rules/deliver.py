@@ -44,7 +44,7 @@ class Delivered(NamedTuple):
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire `generation` of `trigger` with an event. `claimed` means that the event was waiting before.
+    """Fire `generation` of `trigger` with an event. `claimed` means that the event had been waiting.
 
     `submit` creates the run. If it is None, the run is refused with `refusal` as the reason. Events without a `lane`
     never wait. `mail` is the position of an e-mail, which must be newer than those already delivered. `skipped` is the

@@ -126,7 +126,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ConversationNotFound: The user has no such conversation.
-            ConversationErased: The user has erased it.
+            ConversationErased: The user has erased the conversation.
             ForkPointOpen: Some of the messages were removed.
         """
         earlier = self.earlier(unit)
@@ -160,10 +160,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return fork
 
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
-        """Return the source of the segment, or an empty id if it has been erased since the path was read.
-
-        The id is empty if the source has been erased since the path was read.
-        """
+        """Return the source of the segment, or an empty id if the source was erased after the path was read."""
         if not segment.source_conversation_id:
             return segment.source_conversation_id
         try:

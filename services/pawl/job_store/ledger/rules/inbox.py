@@ -117,8 +117,8 @@ def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limi
     """Count one more event that no workflow node has consumed. Return the changed run.
 
     Raises:
-        QueueFull: Too many events are stored, and either no node waits for this one or another unread event already
-            ends the wait.
+        QueueFull: Too many events are stored, and either no node is waiting for this one or another unread event
+            already ends the wait.
     """
     ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
     if run.steers_waiting >= limits.commands_max and not ends_wait:
@@ -175,7 +175,7 @@ class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
         """Add the command to the inbox, unless an identical one is unread or the run has ended.
 
         Raises:
-            RunNotFound: No such run.
+            RunNotFound: The run does not exist.
         """
         run = unit.runs.get(self.run)
         if run is None:

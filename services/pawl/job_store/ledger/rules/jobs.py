@@ -145,7 +145,10 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Stop starting turns on a budget that a turn has used up, until a user sends a message."""
+    """Start no further turns on the budget that the turn `run` has used up, until a user sends a message.
+
+    Has no effect if `run` is not a turn or has no budget.
+    """
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -199,7 +202,7 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
 def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
     """Return the delegated run whose model receives the notice of the job's end.
 
-    It is empty if the conversation receives it.
+    Return an empty id if the conversation receives the notice.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     open_jobs = conversation.background.open_jobs if conversation else ()
@@ -215,7 +218,7 @@ def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
 
 
 class StartTurns(msgspec.Struct, frozen=True, kw_only=True):
-    """Start a turn in each idle conversation whose notices were held up because runs were switched off."""
+    """Start a turn in each idle conversation whose notices were held up because runs were disabled."""
 
     conversations: tuple[ConversationKey, ...]
 
@@ -285,7 +288,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return the time at which a turn actually started, possibly later than planned, or nothing if it never started."""
+    """Return when a turn actually started, which may be later than planned. The tuple is empty if it never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 

@@ -1,6 +1,6 @@
 """Labels, stored as text with one line per label.
 
-Each line starts with a mark of the owner, so that one index serves all users.
+Each line starts with a mark that identifies the owner, so that one index serves all users.
 """
 
 from __future__ import annotations

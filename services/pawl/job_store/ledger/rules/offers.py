@@ -51,7 +51,7 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
     """Return whether a client may lease `call`.
 
-    Calls of tools that were supplied with a run can be reserved for one client.
+    Calls to tools that were supplied with a run can be reserved for one client.
     """
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
@@ -134,8 +134,8 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
     """Release the leases that a session of `client_id` holds on `calls`.
 
-    If `client_id` is None, release the expired leases on them. Calls that another session of the same client has since
-    leased stay leased, even if this session releases them late.
+    If `client_id` is None, release the expired leases on these calls. Calls that another session of the same client has
+    since leased stay leased, even if this session releases them late.
     """
 
     client_id: ClientId | None

@@ -201,7 +201,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """Tools that a client supplied with a run.
 
-    Only the client `client_id` can lease calls of these tools or, if `client_id` is empty, any of the user's clients.
+    Only the client `client_id` can lease calls to these tools. If `client_id` is empty, any of the user's clients can.
     """
 
     names: tuple[str, ...]
@@ -223,8 +223,8 @@ class RunRow(Actor, frozen=True, kw_only=True):
     is the approval of a series of a job's calls.
 
     `root_conversation_id` is set for delegated runs. It is the conversation that people read and to which the jobs
-    below report. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is the root
-    run, which may be a job.
+    below this run report. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is
+    the root run, which may be a job.
     """
 
     store_id: StoreId

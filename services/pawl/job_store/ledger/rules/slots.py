@@ -161,8 +161,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """The number of queued runs that exceed the free slots.
-
-        Negative if there are more free slots than queued runs.
-        """
+        """The number of queued runs minus the number of free slots. It may be negative."""
         return self.queued - max(0, self.slots - self.active)

@@ -154,9 +154,9 @@ def _is_alone(unit: UnitOfWork, before: RunRow) -> bool:
 
 
 def is_cacheable(run: RunRow) -> bool:
-    """Return whether a run can be cached, because its steps never need other runs.
+    """Return whether a run can be cached, which requires that its steps never need other runs.
 
-    Jobs cannot, because they are trimmed, and neither can runs that share a budget.
+    Jobs cannot be cached, because they are trimmed, and neither can runs that share a budget.
     """
     return not (run.reports_to or run.budget_run_id)
 

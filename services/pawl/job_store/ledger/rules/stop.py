@@ -117,10 +117,10 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 
 
 def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
-    """Notify the parent, in the same transaction, that its child run has ended, and which of its jobs are still open.
+    """Report to the parent that its child run has ended, and which of the child's jobs are still open.
 
-    Only a cancellation can settle the call in the meantime. Has no effect if the call was cancelled or the parent no
-    longer exists.
+    This happens in the same transaction. Only a cancellation can settle the call in the meantime. Has no effect if the
+    call was cancelled or the parent no longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

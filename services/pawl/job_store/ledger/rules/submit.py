@@ -127,7 +127,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             ToolExists: `only_repeat` is set and the request was not made before.
             InvalidField: The message supplies tools, and the policy is STEER.
             ConversationNotFound: The user has no such conversation, and none is shared with the user for writing.
-            ConversationErased: The user has erased it.
+            ConversationErased: The user has erased the conversation.
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
             FeatureOff: The request creates a run, and a feature that it needs is disabled.
@@ -226,7 +226,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Queue a run behind the active turn, which notices started and which cannot be steered.
+        """Queue a run behind the active turn, which was started by notices and cannot be steered.
 
         Normally, the turn ends first. It is stopped if it has not started, is waiting or needs attention, or if the
         policy is INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.

@@ -25,10 +25,10 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return the run after a step, with a new mark if needed, and the rows to remove, or None.
+    """Return the run after a step, with a new mark if needed. Also return which rows to remove, or None.
 
-    `before` is the run before the step. It covers all earlier rounds, because a job starts a round only after the
-    previous one has ended.
+    `before` is the run before the step. At that point, all earlier rounds were complete, because a job starts a round
+    only after the previous one has ended.
     """
     if not run.reports_to or run.program or run.round == before.round or before.round - run.mark_round < kept:
         return run, None

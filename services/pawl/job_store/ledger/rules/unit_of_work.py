@@ -120,7 +120,7 @@ Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
 class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of the rows that an operation needs.
 
-    They are loaded and locked before it is applied.
+    The rows are loaded and locked before the operation is applied.
 
     Related rows are loaded too:
 
@@ -142,8 +142,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - `paths` adds the message counts for forks, whose source conversations must be listed.
     - `step` is a run whose owner commits a step that needs only the run, its conversation and its calls.
 
-    If `owner` is set and does not own all `runs`, nothing is loaded or locked, unless the first of `calls` asks this
-    user by name.
+    If `owner` is set and does not own all `runs`, nothing is loaded or locked, unless the first of `calls` names this
+    user as the one to ask.
     """
 
     requests: tuple[RequestKey, ...] = ()
@@ -245,7 +245,7 @@ class UnitOfWork:
         self._touch(RunKey(command.store_id, command.run_id), self._commands_of, command.key)
 
     def _touch(self, run_key: RunKey, rows_of: dict[RunKey, dict[K, None]], key: K) -> None:
-        """Write the run even if it has not changed. Its new version shows that its calls or commands have."""
+        """Write the run even if it has not changed. Its new version shows that its calls or commands have changed."""
         rows_of.setdefault(run_key, {})[key] = None
         run = self.runs.get(run_key)
         if run is None:

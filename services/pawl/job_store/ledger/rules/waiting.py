@@ -374,7 +374,7 @@ def _simple(
 
 
 def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
-    """Return whether a worker holds the run or may claim it. With `of_nobody`, only a run without a worker counts."""
+    """Return whether a worker holds the run or may claim it. With `of_nobody`, return whether one may claim it."""
     run = situation.run
     may_take = run.claim_at is not None and run.claim_at <= situation.time
     return may_take or (run.worker_id is not None and not of_nobody)

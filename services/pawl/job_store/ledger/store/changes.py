@@ -150,7 +150,7 @@ def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
 
 
 def of_steps(steps: Sequence[Step], changed: Sequence[Changes], now: datetime) -> tuple[str, list[Any]]:
-    """Return a statement that writes those steps whose rows are unchanged, and returns their numbers.
+    """Return a statement that writes the steps whose rows are unchanged, and returns the numbers of these steps.
 
     The other steps are not written.
     """
@@ -179,7 +179,7 @@ def _write(statement: Statement, rows: Sequence[Sequence[Any]]) -> Write:
 def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write]:
     """Return the statements that write the rows changed by steps.
 
-    They write a part only if its number is in the result of `heads`.
+    With `heads`, a number for each part, only parts whose number is in the result of the statement `heads` are written.
     """
     units = [part.unit for part in parts]
     loop_states = {run: state for unit in units for run, state in unit.loop_states.items()}

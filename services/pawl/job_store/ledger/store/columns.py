@@ -183,7 +183,8 @@ class Columns(Generic[R]):
     ) -> Write:
         """Return a write that inserts new rows. None in `beside` means the initial value.
 
-        With `heads`, a number for each row, only rows whose number is in the result of `heads` are inserted.
+        With `heads`, a number for each row, only rows whose number is in the result of the statement `heads` are
+        inserted.
         """
         values: list[Sequence[Any]] = [[column.value(row) for row in rows] for column in self._columns]
         if self._beside is not None:

@@ -156,8 +156,8 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits as long as the transaction is open.
 
-    `turns` is the order of turns after these runs. `has_more` means that other stores, or
-    more runs of these stores, may be due.
+    `turns` is the order of turns after these runs. `has_more` means that other stores, or more runs of these stores,
+    may be due.
     """
 
     runs: Sequence[DueRun]
@@ -175,7 +175,7 @@ class DueRuns:
         self._last_users: dict[StoreId, UserId] = {}
 
     async def next_stores(self, database: Database, *, turns: Turns, stores_max: int) -> list[StoreId]:
-        """Return the next stores that may have runs to claim, without a lock."""
+        """Return the next stores that may have runs to claim. This takes no lock."""
         default, overrides = self._slots.default, self._slots.overrides
         records = await database.fetch(
             _STORES,
@@ -201,7 +201,7 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return those runs of these stores that the worker may claim.
+        """Return the runs of these stores that the worker may claim.
 
         Other claims on these stores wait until the transaction ends.
         """

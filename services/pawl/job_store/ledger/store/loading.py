@@ -213,7 +213,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 
 
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Drop keys whose `owner` does not own all their runs, unless the first call asks the owner by name.
+    """Drop keys whose `owner` does not own all their runs, unless the first call names the owner as the user to ask.
 
     Otherwise, callers could lock other users' runs, or could learn from response times that these runs exist.
     """
@@ -342,7 +342,7 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 async def _load_queues(
     connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[QueueKey, Queue]
 ) -> None:
-    """Load the counts. Nearly full queues are counted only now, when locked runs can no longer end."""
+    """Load the queues' counts. Nearly full queues are counted only now, when locked runs can no longer end."""
     close = {key: limit for key, limit in limits.items() if key not in queues}
     counted = await _count_queued(connection, close) if close else {}
     for key, queue in (*queues.items(), *counted.items()):

@@ -75,7 +75,7 @@ SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id 
 
 
 def _owned_runs(store_id: str, run_id: str, only: str = "") -> str:
-    """Return a table of one run, its conversation if it exists, and values beside them. See `_owned`."""
+    """Return the SQL for one run, its conversation (if it exists), and the other values that `_owned` reads."""
     return f"""(
     SELECT {tables.RUNS.names}, loop_state, now() AS time, xmin AS version, pg_postmaster_start_time() AS server_start,
         EXISTS (

@@ -32,11 +32,12 @@ class Rows(Protocol):
 
 
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
-    """Return a statement for a page.
+    """Return a statement that reads a page of rows.
 
-    $1 is the row limit plus one, and $2 is the byte limit. The other arguments are those of `where`.
+    $1 is the row limit plus one, and $2 is the byte limit. The other arguments belong to `where`.
 
-    The arguments must be constants, not user input. If `source` is given, it is searched instead of the whole table.
+    This function's own arguments must be constants, not user input. If `source` is given, it is searched instead of the
+    whole table.
     """
     return f"""
         WITH sized AS MATERIALIZED (
@@ -51,7 +52,7 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Run `sql`, which `statement` built, and return a page. Unless no row matches, the page has at least one row.
+    """Run `sql`, which `statement` built, and return a page. If any row matches, the page has at least one.
 
     Records have the additional column `found`.
     """

@@ -67,7 +67,7 @@ _WAITING_STATES: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunRow]) -> list[Situation]:
-    """Return the situations of some of a store's runs, each with the first calls waiting for a user or client."""
+    """Return the situations of some of a store's runs, each with its first calls that are waiting for someone."""
     wanted = [run.run_id for run in runs if run.state in _WAITING_STATES]
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:

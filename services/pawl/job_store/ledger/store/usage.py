@@ -42,7 +42,7 @@ _INSERT: Final = "INSERT INTO job_store.usage_hours AS u (slot, {names}) SELECT 
 
 
 class _Additions(NamedTuple):
-    """Statements that add to some of the figures, for rows with different keys. `guarded` has rows of locked heads."""
+    """Statements that add to some of the figures, for rows with different keys. `guarded` checks `IS_HEAD`."""
 
     figures: tuple[str, ...]
     plain: Statement
@@ -159,7 +159,7 @@ def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | No
 
 
 def _are_of_one_run(rows: Sequence[tuple[int | None, UsageKey, Used]]) -> bool:
-    """Return whether the rows differ only in tool and model, and each has the figures of its kind only."""
+    """Return whether the rows differ only in tool and model, and each row has only figures of its own kind."""
     starts = {(number, *astuple(key)[:5]) for number, key, _ in rows}
     return len(starts) == 1 and all(key.model or not any(_figures_of_models(used)) for _, key, used in rows)
 
@@ -175,7 +175,7 @@ class PostgresTokens(DatabaseAdapter):
     async def tokens(
         self, store_id: StoreId, user_id: UserId, connection: Connection | None = None
     ) -> Mapping[WaitKind, tuple[int, datetime]]:
-        """Return how many tokens the store and the user have used this day and month (UTC), and when these end."""
+        """Return how many tokens the store and the user have used today and this month, and when these end (UTC)."""
         records = await (connection or self._database).fetch(_TOKENS, store_id, user_id)
         rows = {row["user_id"]: row for row in records}
         now = next(iter(rows.values()))["now"]
