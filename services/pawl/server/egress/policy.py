@@ -321,5 +321,5 @@ def _read_opening(text: str) -> Opening:
 
 
 def rules_of(rules: Mapping[str, EgressRules], store_id: StoreId) -> EgressRules:
-    """Return a store's rules: its own rules or, if there are none, those of `*` or the defaults."""
+    """Return a store's own rules or, if it has none, the rules for `*` or, failing that, the defaults."""
     return rules.get(store_id) or rules.get("*") or EgressRules()
