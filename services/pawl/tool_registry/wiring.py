@@ -78,7 +78,7 @@ class Ports:
     files: FileFolders
     helper: Helper
     connectors: Mapping[str, Connector]
-    # Takes a store, a schema and an answer. Returns why the answer does not fit; empty if it does.
+    # Takes a store, a schema and an answer. Returns why the answer does not match; empty if it matches.
     answer_problem: Callable[[StoreId, bytes, str], Awaitable[str]]
     observer: RegistryMetrics
     clock: Clock

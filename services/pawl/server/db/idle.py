@@ -33,7 +33,7 @@ class PoolConnection(asyncpg.Connection):
 
 
 class IdleConnections:
-    """Connections taken from a pool, and returned only if a caller is waiting or the connection is broken.
+    """Holds connections from a pool. Returns a connection only if a caller is waiting or the connection is broken.
 
     Taking and returning a pool connection costs a task and three timers, which is more than sending a statement.
     """
@@ -97,7 +97,7 @@ class IdleConnections:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Return idle connections to the pool. Connections in use follow when their users return them."""
+        """Return idle connections to the pool. Connections in use return to the pool once they are given back."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])

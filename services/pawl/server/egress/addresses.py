@@ -149,7 +149,7 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 
 
 class Lookups:
-    """Limits on concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
+    """Limits the number of concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
 
     def __init__(self, resolve: Resolve = resolve_by_system, *, at_once_max: int = AT_ONCE_MAX) -> None:
         self._resolve = resolve

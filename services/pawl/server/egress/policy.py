@@ -199,7 +199,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """Rules about what a store may reach. The default is the public internet on ports 80 and 443."""
+    """Rules that determine what a store may reach. The default is the public internet on ports 80 and 443."""
 
     # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
@@ -321,5 +321,5 @@ def _read_opening(text: str) -> Opening:
 
 
 def rules_of(rules: Mapping[str, EgressRules], store_id: StoreId) -> EgressRules:
-    """Return a store's rules: its own rules or, if there are none, those of `*` or the defaults."""
+    """Return a store's own rules or, if it has none, the rules for `*` or, failing that, the defaults."""
     return rules.get(store_id) or rules.get("*") or EgressRules()

@@ -88,7 +88,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
 
 
 def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
-    """Return services by key digest. The file is JSON: {name: [SHA-256 of a key, in hexadecimal]}.
+    """Return the services by the digests of their keys. The file is JSON: {name: [SHA-256 of a key, in hexadecimal]}.
 
     Raises:
         ValueError: The file is malformed, or two services share a key.

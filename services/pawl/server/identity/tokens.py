@@ -231,7 +231,7 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
 def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
     """Return up to _TRIED_MAX keys that may have signed a token.
 
-    They have the token's algorithm and, if the token names a key id, that id.
+    These keys have the token's algorithm and, if the token names a key id, that key id.
     """
     found = [
         key

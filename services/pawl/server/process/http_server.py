@@ -269,9 +269,9 @@ _TIMEOUT_SECONDS: Final = 2.0
 class HealthMonitor:
     """Probes dependencies and sets the health of all services on an RPC server.
 
-    It probes every 5 s, or every 2 s while a dependency does not answer.
+    It probes every 5 s, or every 2 s while a dependency is not answering.
 
-    Services are NOT_SERVING while a required dependency does not answer. The health of optional dependencies is only
+    Services are NOT_SERVING while a required dependency is not answering. The health of optional dependencies is only
     reported. An async context manager, to be entered inside the server's context.
     """
 

@@ -23,7 +23,7 @@ _VERBOSE: Final = ("asyncio", "asyncpg", "grpc", "httpcore2", "httpx2", "nats", 
 
 
 def configure(*, service: str, instance_id: str, level: str, log_format: Format) -> None:
-    """Send all logs of this process, including those of libraries, to standard error.
+    """Send all logs of this process, including logs from libraries, to standard error.
 
     Call once, at process start. `auto` means `console` on a terminal and `json` elsewhere.
     """

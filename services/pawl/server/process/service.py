@@ -300,7 +300,7 @@ class Service:
     ) -> grpc.aio.Channel:
         """Return a channel to another service. Unless `optional` is set, this service's health depends on that service.
 
-        This waits until that service answers, but only during the first three seconds of this process.
+        During the first three seconds of this process, this waits until that service answers.
 
         By default, the channel sends the service key. A `public` channel is for methods that users also call. Each call
         has its own key, and raises the PawlError that the peer reported. With a certificate authority, the channel uses

@@ -102,7 +102,7 @@ class Tracer:
         span_id: int = 0,
         is_client: bool = False,
     ) -> Span:
-        """Start a span. `parent` and `links` are valid `traceparent`s. Without a parent, start a new trace.
+        """Start a span, in a new trace if it has no parent. `parent` and `links` must be valid `traceparent` values.
 
         An ID of 0 is replaced by a random one. The sampler decides whether to record new traces. Other spans follow
         their parents.

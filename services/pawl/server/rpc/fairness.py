@@ -14,7 +14,7 @@ T = TypeVar("T")
 class FairQueue(Generic[K, T]):
     """A queue that serves its keys in turn. The items of one key stay in order.
 
-    A key with many items delays only its own items. The first item of a key waits for at most one item of each other
+    A key with many items delays only its own items. The first item of a key waits for at most one item of every other
     key.
     """
 
@@ -80,7 +80,7 @@ class FairSlots:
         self._taken[key] += 1
 
     def leave_after(self, work: asyncio.Future[Any], key: Hashable) -> None:
-        """Release the key's slot when `work` is done, even if no caller is waiting for it any longer."""
+        """Release the key's slot when `work` is done, even if no caller is still waiting for it."""
         work.add_done_callback(lambda ended: self._leave(key, ended))
 
     def _leave(self, key: Hashable, ended: asyncio.Future[Any]) -> None:

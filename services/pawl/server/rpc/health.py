@@ -1,7 +1,7 @@
 """The gRPC health service, and calls to it.
 
 The library's servicer holds a lock while it writes to a watcher. A watcher that does not read would therefore block all
-others and the shutdown.
+other watchers and the shutdown.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def wrap(self, name: str, handler: Handler, refuse: Refuse = status.abort) -> Behaviour:
-        """Return a handler's method as a function of raw requests. It refuses calls by calling `refuse`."""
+        """Return a handler's method as a function of raw requests. The function refuses calls by calling `refuse`."""
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
         method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)

@@ -1,6 +1,6 @@
 """The tool that lists the people in the store's address book.
 
-The address book is a document of the store. As with all documents of the store, only admins can change it.
+The address book is one of the store's documents, which only admins can change.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
         """Return the documents with this name that a user can see.
 
-        If there is a document of the store, it comes first.
+        If the store has one, it comes first.
         """
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 

@@ -152,7 +152,7 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """Return the task of an earlier attempt that has stopped its heartbeats but is still running here, or None."""
+        """Return the task of an earlier attempt that no longer sends heartbeats but is still running here, or None."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 

@@ -226,7 +226,7 @@ class Executor:
         return execution
 
     def _check_capacity(self) -> None:
-        """Check the limits. Executions that wait for users have their own limit, because they can take days.
+        """Check the limits. Executions that are waiting for users have their own limit, because they can take days.
 
         Raises:
             Overloaded: A limit is reached.
@@ -393,7 +393,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Wait for a tool whose call already has a result. Record how it ended in the audit chain.
+        """Wait for a tool whose call already has a result. Record in the audit chain how the tool ended.
 
         The tool may have taken effect since the result was recorded.
         """

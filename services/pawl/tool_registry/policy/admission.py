@@ -54,7 +54,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with its audit entry. If the tool is unavailable or the arguments do not match, `call` is None."""
+    """A verdict with its audit entry. `call` is None if the tool is unavailable or the arguments are invalid."""
 
     verdict: Verdict
     draft: AuditDraft

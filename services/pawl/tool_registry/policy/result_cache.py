@@ -85,7 +85,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether the result may be cached. Results that depend on a user's answer may not."""
+    """Return whether the result may be cached. Results that depend on a user's answer are not cached."""
     return bool(job.cache_seconds) and not job.answers
 
 

@@ -136,7 +136,7 @@ def _fitted(
         coerced = fit(schema, written)
         if validator.is_valid(coerced.value):
             return coerced
-        # A default may not fit, so report only violations in the caller's own values.
+        # A default may be invalid, so report only violations in the caller's own values.
         plain = fit(schema, written, defaults=False)
         return plain if validator.is_valid(plain.value) else coerced
     filled = fit(schema, written, coerce=False)

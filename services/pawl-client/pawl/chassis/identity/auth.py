@@ -35,7 +35,7 @@ _CANNOT_DECIDE: Final = (
     "a delegate cannot decide: let the user decide with their own key or token,"
     " or use a delegate key with `decides_for_users`"
 )
-# The only error for all rejected keys, so that it does not reveal which keys exist.
+# All rejected keys get the same error, so that it does not reveal which keys exist.
 UNKNOWN: Final = "the key is not valid: it is wrong, has expired or was revoked"
 NO_KEY: Final = KeyId("")
 KEY_LENGTH_MAX: Final = 8192

@@ -12,7 +12,7 @@ class Clock(Protocol):
         """Return the Unix time in seconds."""
 
     def monotonic(self) -> float:
-        """Return the seconds since an arbitrary moment. The value never decreases."""
+        """Return the number of seconds since an arbitrary point in time. The value never decreases."""
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`. Safe to cancel."""

@@ -171,7 +171,7 @@ class Line:
 
 
 class Batches:
-    """Batched calls of one channel.
+    """Batched calls on one channel.
 
     `choose` selects the replica for a call. The call uses the replica's stream with the fewest calls.
 

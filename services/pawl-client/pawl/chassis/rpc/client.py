@@ -312,7 +312,7 @@ class _Channel(grpc.aio.Channel):
 class _StreamCall:
     """Wraps a call with a response stream. Delegates everything except reading to the call.
 
-    Cancelling a read also cancels the RPC. If the request has just been sent, grpc.aio itself does not do so, and the
+    Cancelling a read also cancels the RPC. grpc.aio itself does not do this if the request has just been sent, and the
     server would continue without a client.
 
     With `start`, a call is started again if the server does not accept it within a second. gRPC then sends it to the

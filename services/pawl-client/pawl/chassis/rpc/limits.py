@@ -83,7 +83,7 @@ class CallSlots:
         return self._taken[()]
 
     def take(self, principal: Principal) -> None:
-        """Take a slot, to be released later.
+        """Take a slot. The caller must release it later.
 
         Raises:
             Overloaded: No slot is free.

@@ -69,7 +69,7 @@ def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def key_of(request: Message) -> str:
-    """Return the key of a request: its least nested store id, else its worker id, else an empty string."""
+    """Return the key of a request: its least nested store id, otherwise its worker id, otherwise an empty string."""
     for store_of in _stores_of(request.DESCRIPTOR):
         if store_id := store_of(request):
             return store_id

@@ -78,7 +78,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def of_client(authority: Path | None, clock: Clock) -> Tls | None:
-    """Return the CA certificates for a client that has no certificate of its own, or None without TLS.
+    """Return the CA certificates for a client that has no certificate of its own, or None if it does not use TLS.
 
     Raises:
         StartError: The file cannot be used.
@@ -145,7 +145,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_name(addresses: str, service: str) -> str | None:
-    """Return the name to verify in server certificates, or None for the host of the single address.
+    """Return the name to verify in server certificates. None means the host in the single address.
 
     With several addresses, gRPC does not compare each certificate with its own host, so the service's name is used.
     """

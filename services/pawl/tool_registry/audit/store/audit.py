@@ -189,7 +189,7 @@ class PostgresAuditLog:
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         """Append entries to their chains, in order. Return the stores whose chains refuse entries.
 
-        A chain that was tampered with refuses all entries, which does not affect other stores. Reports of decisions and
+        A chain that was tampered with refuses all entries. Other stores are not affected. Reports of decisions and
         results that were already recorded are skipped.
 
         Raises:

@@ -229,7 +229,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Comment(**row) for row in reversed(await self._database.fetch(_COMMENTS, *owner, most))]
 
     async def remove_comment(self, owner: Owner, comment_id: str, content: str, *, idempotency_key: str) -> PlanChange:
-        """Remove a comment. If there is no comment with this content, return an empty change."""
+        """Remove a comment. If there is no comment with this id and content, return an empty change."""
         async with self._database.transaction() as connection:
             row = await connection.fetchrow(_REMOVE_COMMENT, *owner, comment_id, content)
             if row is None:

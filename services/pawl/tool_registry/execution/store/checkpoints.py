@@ -31,7 +31,7 @@ class PostgresCheckpoints(DatabaseAdapter):
     async def take(self, writer: Writer) -> bytes | None:
         """Return the checkpoint of a restarted call, or None if there is none.
 
-        Earlier attempts can no longer write checkpoints. Atomic.
+        After this, earlier attempts can no longer write checkpoints. Atomic.
         """
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content

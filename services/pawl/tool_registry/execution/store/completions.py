@@ -165,9 +165,10 @@ class PostgresCompletions:
         return False
 
     async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the audit entries for ends that have not been reported. Each has a flag that is True for a completion.
+        """Return the audit entries for calls whose ends have not been reported yet.
 
-        For `_CLAIM_SECONDS`, other replicas cannot claim these ends.
+        Each entry comes with a flag that is True for a completion. Other replicas cannot claim these ends for
+        `_CLAIM_SECONDS`.
         """
         rows = await self._database.fetch(_CLAIM, most, _CLAIM_SECONDS)
         return read_each("completion", rows, _unreported, itemgetter("call_id"))

@@ -41,8 +41,8 @@ def may_be_count_path(path: str) -> bool:
 def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
     """Return the number of values that a path selects.
 
-    An array counts as its number of items, and any other value as 1. `[*]` selects the items of an array. A missing
-    value counts as 0.
+    An array counts as the number of its items, and any other value counts as 1. `[*]` selects the items of an array. A
+    missing value counts as 0.
     """
     found: list[JsonValue] = [dict(arguments)]
     for step in path.removeprefix("$").removeprefix(".").replace("[*]", ".[*]").split("."):

@@ -37,7 +37,7 @@ class Call:
         self.context.progress(fraction, message or "")
 
     async def ask(self, question: mcp.types.ElicitRequestParams) -> mcp.types.ElicitResult:
-        """Ask the user. Return `cancel` if the call ends first, or `decline` if too many questions are open.
+        """Ask the user a question. Return `cancel` if the call ends first, or `decline` if too many questions are open.
 
         The question stays open until the call ends, even if the server withdraws it.
         """

@@ -1,7 +1,8 @@
 """Starts one program for the registry, limits it, and kills all its descendants when it ends.
 
-This module runs in a Python without site-packages, so it imports only the standard library and `guard`. Its standard
-input, output and error belong to the program. The last argument is the file descriptor of a socket to the registry:
+This module runs in a Python process without site-packages, so it imports only the standard library and `guard`. Its
+standard input, output and error belong to the program. The last argument is the file descriptor of a socket to the
+registry:
 
     registry -> sandbox   one line of JSON: an `Order`
     sandbox -> registry   one line of JSON: {} once the program is running, {"problem": "..."} if it cannot start,
@@ -104,7 +105,7 @@ PROCESSES_DEFAULT: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The program to start, its limits, and the paths that it may access besides system files.
+    """The program to start, its limits, and the paths that it may access in addition to system files.
 
     All paths are absolute.
     """

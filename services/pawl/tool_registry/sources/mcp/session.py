@@ -190,7 +190,7 @@ class Session:
                 self._wire.end("it no longer knows the session")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
-                # Count the calls first, because others end while this one waits for the reason.
+                # Count the calls first, because other calls end while this one is waiting for the reason.
                 is_alone = len(self._sent) == 1
                 self._wire.news.set()
                 await asyncio.wait({self._task}, timeout=_END_REASON_SECONDS)

@@ -48,7 +48,7 @@ _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """The state of a transport. `problem` is empty while the transport works, and after it was ended on purpose."""
+    """The state of a transport. `problem` is empty while the transport is working, and after it is ended on purpose."""
 
     def __init__(self) -> None:
         self.problem = ""

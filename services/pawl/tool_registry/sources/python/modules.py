@@ -132,10 +132,10 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
     """Import `entries`, and yield every module that contains tools or fails to load.
 
     An entry is a module, a package (all its modules, at any depth), a file, or a folder (every module and package in
-    it). An entry with a slash, or with the path of a directory that is not a package, is a folder. Modules whose names
-    start with an underscore or a dot are not loaded directly, but others may import them. Folders are imported under
-    unique package names. They never shadow an installed module, and their modules import each other with `from . import
-    other`.
+    it). An entry that contains a slash, or that names a directory that is not a package, is a path. Modules whose names
+    start with an underscore or a dot are not loaded directly, but other modules may import them. Folders are imported
+    under unique package names. They never shadow an installed module, and their modules use relative imports to import
+    each other.
 
     Errors raised by a module's own code are caught, so that a broken module does not affect others. A tool that is
     found in several modules belongs to the first of them.

@@ -32,8 +32,8 @@ class LoopCall:
     async def result(self) -> Any:
         """Return the function's value, or raise its exception.
 
-        If this is cancelled, it cancels the function and waits until the function ends. A second cancellation, at
-        process exit, does not wait.
+        If the caller is cancelled, this cancels the function and waits until the function ends. A second cancellation,
+        at process exit, does not wait.
         """
         try:
             await asyncio.wait({self.ended})

@@ -229,7 +229,7 @@ class PendingCall:
             _log.warning("worker.call_not_settled", call=self.key.call_id, error=type(error).__name__)
 
     async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Query with retries, until the execution cancels this at the call's deadline.
+        """Send a query, with retries until the execution cancels it at the call's deadline.
 
         Raises the same errors as `Retry.until_answered`.
         """

@@ -154,7 +154,7 @@ async def keep_checkpoint(
 
 
 async def put_back_unsent(repository: PostgresWorkerRepository, links: Iterable[WorkerLink], now: float) -> None:
-    """Put back calls that are listed as held but were never sent, because the response to a claim was lost."""
+    """Put back calls that the database lists as held, but that were never sent because a claim's response was lost."""
     unsure = {link.worker.attachment: link for link in links if now < link.unsure_until and link.has_no_claims}
     for attachment, key, epoch in await repository.held(list(unsure)) if unsure else ():
         link = unsure[attachment]

@@ -27,7 +27,7 @@ from pawl.values import ExecutionContext
 
 
 class WorkerTools:
-    """Registers workers' tools. Their names must differ from those of tools loaded in this process."""
+    """Registers workers' tools. A worker's tool must not have the name of a tool that this process has loaded."""
 
     def __init__(self, repository: PostgresToolRepository, workers: PostgresWorkerRepository, catalog: Catalog) -> None:
         self._repository = repository

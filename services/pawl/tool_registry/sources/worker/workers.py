@@ -1,4 +1,4 @@
-"""Workers attached to this process, and the calls that its executions send to workers anywhere."""
+"""The workers attached to this process, and the calls that this process's executions send to any worker."""
 
 from __future__ import annotations
 
@@ -425,7 +425,7 @@ class WorkerHub:
         """Register attached workers' tools if no live worker has the current definitions."""
         links = [link for link in self._links.values() if not link.is_draining]
         unserved = await self._repository.unserved([link.worker.attachment for link in links]) if links else ()
-        for link in reversed(links):  # The worker that attached last is considered to be the newest one.
+        for link in reversed(links):  # The worker that attached last is considered the newest.
             if link.worker.attachment in unserved:
                 try:
                     await link.register()

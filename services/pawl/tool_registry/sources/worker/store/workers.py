@@ -200,7 +200,7 @@ class PostgresWorkerRepository:
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Make a call that was claimed but not sent wait for a worker again."""
+        """Make a call wait for a worker again. The call was claimed, but was not sent."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
@@ -260,7 +260,7 @@ class PostgresWorkerRepository:
     async def cancel(self, call: CallKey, token: str) -> bool:
         """Request the end of a call.
 
-        Return whether a worker holds it, in which case the caller must await its answer.
+        Return whether a worker holds the call. If so, the caller must await the worker's answer.
         """
         rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
         return any(row["state"] == CallState.HELD for row in rows)
@@ -278,7 +278,7 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return those of `calls` that were cancelled or that their worker no longer holds."""
+        """Return the elements of `calls` that were cancelled or that their worker no longer holds."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
