@@ -18,7 +18,7 @@ _SWITCHES: Final = ("--key-in-clear",)
 COMMANDS: Final = {
     "up": ("up:up", "Start the suite on this machine."),
     "init": ("dev:init", "Create the folder of a small product: an agent and a tool."),
-    "dev": ("dev:dev", "Start the suite with a product's folder, and reload it after changes."),
+    "dev": ("dev:dev", "Start the suite for a product's folder, and reload the folder's changes."),
     "run": ("runs:run", "Start a run and watch it."),
     "chat": ("chat:chat", "Chat with an agent."),
     "watch": ("runs:watch", "Watch a run until it ends."),

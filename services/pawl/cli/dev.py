@@ -87,14 +87,14 @@ def dev(
     port: Annotated[list[str] | None, typer.Option(help="name=number, as in `pawl up`. Repeatable.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the console.")] = False,
 ) -> None:
-    """Start the suite with a product's folder, and reload it after changes.
+    """Start the suite for a product's folder, and reload the folder's changes.
 
-    The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
+    The folder contains pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or
-    resources are reloaded. Errors are printed, and shown in the console. The
-    last good tools or resources of a file with an error stay in use until it
-    is fixed. Data is in the subfolder .pawl, unless --data or PAWL_DATA names
-    another folder.
+    resources are reloaded. Errors are printed, and shown in the console. If a
+    file has an error, its last working version stays in use until you fix it.
+    Data is in the subfolder .pawl, unless --data or PAWL_DATA names another
+    folder.
     """
     given: Flags = context.obj
     product = folder.resolve()

@@ -183,7 +183,7 @@ async def start_attempt(
         (GoalCursor(failure=RunFailure(failure_class=FailureClass.TOOL, reason="NOT_ALLOWED", message="No.")), "No."),
     ],
 )
-async def test_an_attempt_without_a_judgement_ends_with_its_goal(
+async def test_an_unjudged_attempt_ends_when_its_goal_ends(
     goals: GoalServiceAsyncStub, ledger: PlayedLedger, cursor: GoalCursor, reason: str
 ) -> None:
     run_id = await start_attempt(goals, ledger, call_pb2.CALL_STATE_FAILED, cursor)

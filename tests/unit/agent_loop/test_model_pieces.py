@@ -432,7 +432,7 @@ def test_every_name_in_the_history_is_sent_as_an_allowed_name(name: str) -> None
     assert ALLOWED.fullmatch(Names([]).outward(name) if "." in name else text.tool_name(name))
 
 
-def test_a_name_received_in_parts_is_restored() -> None:
+def test_a_name_received_in_parts_is_reassembled() -> None:
     for cut in range(1, len("time__now")):
         assembly = Assembly(Names(["time.now"]).inward)
         assembly.add(piece(0, "c", "time__now"[:cut]))

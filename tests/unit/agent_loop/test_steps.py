@@ -129,7 +129,7 @@ def test_a_tool_question_that_expires_or_is_withdrawn_by_steering_counts_as_decl
 
 
 @for_each("is_answered", [False, True])
-def test_a_cancelled_run_stops_a_tool_that_asks_or_was_just_answered(is_answered: bool) -> None:
+def test_cancelling_a_run_stops_a_tool_that_waits_for_an_answer_or_just_got_one(is_answered: bool) -> None:
     run, call = asking()
     cancel = Cancel(cause=StopCause.USER)
     given = Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="yes")

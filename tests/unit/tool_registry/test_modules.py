@@ -133,7 +133,7 @@ def test_modules_of_a_folder_share_code_by_relative_imports(folder: Path) -> Non
     assert imported.tools[0]() == "shared"
 
 
-def test_a_module_of_a_folder_does_not_shadow_an_installed_one(folder: Path) -> None:
+def test_a_module_in_a_folder_does_not_shadow_an_installed_one(folder: Path) -> None:
     """Even after the folder is loaded, imports of `email` get the standard library's module."""
     kind = module("kind", before="from email import message", value="message.__name__")
     write(folder, {"kit/email.py": module("send"), "kit/user.py": kind})

@@ -255,8 +255,8 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
     """An operator ended the run."""
     STOP_CAUSE_PARENT: _StopCause.ValueType  # 5
-    """The call that the run was executing was cancelled, because the call's own run was stopped or failed. For a job that
-    a delegated run started, this means that the job above it was stopped, or that the model of a run above stopped it.
+    """The call that this run was executing was cancelled because its parent run was stopped or failed. For a job that a
+    delegated run started: its parent job was stopped, or the model of an ancestor run stopped this job.
     """
     STOP_CAUSE_MODEL: _StopCause.ValueType  # 6
     """The model that would be notified of the job's end stopped the job with the stop_job tool. It therefore does not get
@@ -279,8 +279,8 @@ STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4
 """An operator ended the run."""
 STOP_CAUSE_PARENT: StopCause.ValueType  # 5
-"""The call that the run was executing was cancelled, because the call's own run was stopped or failed. For a job that
-a delegated run started, this means that the job above it was stopped, or that the model of a run above stopped it.
+"""The call that this run was executing was cancelled because its parent run was stopped or failed. For a job that a
+delegated run started: its parent job was stopped, or the model of an ancestor run stopped this job.
 """
 STOP_CAUSE_MODEL: StopCause.ValueType  # 6
 """The model that would be notified of the job's end stopped the job with the stop_job tool. It therefore does not get

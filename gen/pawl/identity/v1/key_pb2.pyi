@@ -331,7 +331,7 @@ class KeyEvent(_message.Message):
     event_id: _builtins.int
     """Event ID. IDs increase, but there can be gaps."""
     kind: Global___KeyEventKind.ValueType
-    """Kind of the change."""
+    """Kind of change."""
     store_id: _builtins.str
     """The key's store; empty for the deployment."""
     key_id: _builtins.str

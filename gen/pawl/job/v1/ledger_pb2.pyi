@@ -1045,7 +1045,7 @@ class CommitRunRequest(_message.Message):
     """
     has_progressed: _builtins.bool
     """Whether a job's open call has made progress beyond its earlier maximum. Like a settled call, this resets the count
-    of consecutive workers that crashed with the run.
+    of consecutive worker crashes during the run.
     """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""

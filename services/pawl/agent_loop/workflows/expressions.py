@@ -121,7 +121,7 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
 
 
 def result_type(text: str, names: Names) -> str:
-    """Return the CEL type, such as BOOL, of a string that is one checked expression.
+    """Return the CEL type, such as BOOL, of a string that consists of a single checked expression.
 
     DYN means that the type depends on the data.
     """

@@ -134,7 +134,7 @@ class Nodes:
         return after
 
     def _with_chunks(self, step: Step, record: NodeRecord, items: int) -> NodeRecord:
-        """Return the state of a map after chunks of it have ended.
+        """Return the state of a map after some of its chunks have ended.
 
         If the map has failed, its other chunks are stopped first.
         """

@@ -81,7 +81,7 @@ class ArgumentsSchema:
     def size(self) -> int:
         """The estimated size in the cache, in bytes.
 
-        The size includes the weight, because a compiled pattern may need a lot of memory.
+        The size includes the pattern's weight, because a compiled pattern may need a lot of memory.
         """
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 

@@ -211,7 +211,7 @@ class Translator:
         """
         found, full_name = kinds_of(message, name), message.DESCRIPTOR.full_name
         if odd := set(found) ^ {*kinds, *without}:
-            raise TypeError(f"{full_name}.{name}: {sorted(odd)} has no struct, or is not a kind")
+            raise TypeError(f"{full_name}.{name}: these names have no struct or are not kinds: {sorted(odd)}")
         made = {kind: self.nested(struct, found[kind].message_type, "") for kind, struct in kinds.items()}
         named = {struct: (kind, made[kind].fields) for kind, struct in kinds.items()}
 

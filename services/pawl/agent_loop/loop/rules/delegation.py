@@ -133,7 +133,7 @@ def _delegation(state: State, call: Call, now: float) -> Delegation:
             "INVALID_ARGUMENTS", "Provide a `task` and, if needed, `instructions` and `tool_names`."
         ) from None
     if not task.task.strip() or len(task.task.encode()) > MESSAGE_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"The task must have 1 to {MESSAGE_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"The task must be 1 to {MESSAGE_BYTES_MAX} bytes long.")
     if len(task.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
         raise _Refused("INVALID_ARGUMENTS", f"The instructions must have at most {INSTRUCTIONS_BYTES_MAX} bytes.")
     agent = _agent(state, call, task.agent) if task.agent else None

@@ -2,8 +2,8 @@
 
 The index is updated in the background, so writers never wait for it.
 
-A transaction that empties messages must also change the conversation's `searched_number` and remove the words of these
-messages. Otherwise, words that were read earlier could still be written.
+A transaction that empties messages must also change the conversation's `searched_number` and remove those messages'
+words. Otherwise, the indexer could still write words that it read before the change.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Restart the erasure of conversations that once more have a user, for example after a restore.
+        """Restart the erasure of conversations that have a user again, for example after a restore.
 
         Return how many were restarted.
         """

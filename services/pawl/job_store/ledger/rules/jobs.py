@@ -145,7 +145,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no further turns on the budget that the turn `run` has used up, until a user sends a message.
+    """Stop starting turns under the budget that the turn `run` has used up, until a user sends a message.
 
     Has no effect if `run` is not a turn or has no budget.
     """

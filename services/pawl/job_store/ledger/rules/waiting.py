@@ -181,7 +181,7 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
 
 def _for_worker(situation: Situation, sentence: str) -> Waiting:
     run = situation.run
-    if run.worker_id is not None and _is_due(situation, of_nobody=True):
+    if run.worker_id is not None and _is_due(situation, unowned_only=True):
         sentence = "Its worker was lost: the next worker continues it."
     elif run.worker_id is not None:
         sentence = "A worker has claimed it and is about to continue."
@@ -373,11 +373,11 @@ def _simple(
     )
 
 
-def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
-    """Return whether a worker holds the run or may claim it. With `of_nobody`, return whether one may claim it."""
+def _is_due(situation: Situation, *, unowned_only: bool = False) -> bool:
+    """Return whether a worker holds the run or may claim it. With `unowned_only`, only the latter counts."""
     run = situation.run
     may_take = run.claim_at is not None and run.claim_at <= situation.time
-    return may_take or (run.worker_id is not None and not of_nobody)
+    return may_take or (run.worker_id is not None and not unowned_only)
 
 
 def _due_since(situation: Situation) -> datetime:

@@ -15,7 +15,7 @@ _BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 
 
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
-    """Return a tool's result. If it is a single text, return that text unchanged.
+    """Return a tool's result. If it consists of a single text item, return its text unchanged.
 
     If the text repeats structured content, return only the structured content. Binary content is described by its type
     and size, without its bytes.

@@ -63,11 +63,11 @@ class WorkerOptions:
 
 
 class WorkerHub:
-    """Runs the tools of workers. An async context manager, and the ToolSource of kind `worker`.
+    """Runs workers' tools. An async context manager, and the ToolSource of kind `worker`.
 
     All calls are rows in the database that the replicas share. If a worker attached to this process has a free slot,
-    the hub writes the call as held by that worker. Otherwise, the call waits until a process with a free worker claims
-    it.
+    the hub records the call as already held by that worker. Otherwise, the call waits until a process with a free
+    worker claims it.
     """
 
     def __init__(
