@@ -54,7 +54,7 @@ _STATS_PAUSE_TIMES: Final = 500
 _SEARCH_SECONDS: Final = 3.0
 _DAY_SECONDS: Final = 86_400.0
 _SIZES_SECONDS: Final = 30.0
-# Counting large stores takes at most this part of the time.
+# Counting large stores takes at most this fraction of the time.
 _SIZES_PAUSE_TIMES: Final = 20
 _INDEXED_AT_ONCE: Final = 20
 # Pause within a large backlog, so that other work runs first.

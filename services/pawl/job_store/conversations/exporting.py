@@ -30,7 +30,8 @@ def put(
 ) -> int:
     """Add messages and their calls to a page until it reaches about 2 MiB. At least one message is always added.
 
-    Return the number of the last one added. `cut_at` is the id of the last call that was read, if there are more calls.
+    Return the number of the last message added. `cut_at` is the id of the last call that was read, if there are more
+    calls.
     """
     last_number = size_bytes = 0
     for message in messages:

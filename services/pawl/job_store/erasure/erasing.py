@@ -184,7 +184,7 @@ class Erasing:
         return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
-        """Yield the ids that a service must erase now as its part of the erasures.
+        """Yield the ids of the runs and calls whose data a service must erase now.
 
         `has_more` is False in the last batch of each conversation.
         """

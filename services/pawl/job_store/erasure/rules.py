@@ -21,7 +21,7 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """Parts of an erasure. LOG can start at once.
+    """Parts of an erasure. LOG can start immediately.
 
     Of the others, RUNS is first, LEDGER second, and the rest follow in any order.
     """

@@ -35,7 +35,7 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """A created key with its secret. If an earlier attempt of the same request created the key, the secret is empty."""
+    """A created key with its secret. If an earlier attempt at the same request created the key, the secret is empty."""
 
     key: Key
     secret: str

@@ -121,7 +121,7 @@ def new_key(governor: Principal, requested: Key, *, key_id: KeyId, now: datetime
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a store with this many live and retained keys may have one more.
+    """Check that a store with these numbers of live and retained keys may have another key.
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.

@@ -116,7 +116,7 @@ WAITING_MAX: Final = 10_000
 # For each writer: the number of waiting operations, and of those that users are waiting for, at which it starts to
 # write. A second writer helps only under load.
 _GROUP_MIN: Final = ((1, 1), (32, 8))
-# Queues, each with one writer, if a group may have operations of one store only.
+# Number of queues, each with one writer, if a group may contain operations of only one store.
 STORE_QUEUES: Final = 8
 _ATTEMPTS_MAX: Final = 8
 # A group costs nearly the same whatever its size. So if operations arrive concurrently, a writer waits briefly for more

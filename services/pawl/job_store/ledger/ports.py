@@ -20,9 +20,9 @@ from pawl.values import Feature, WaitKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """Consecutive events of a run as a row of its log: the bytes of a RunEvents message.
+    """Consecutive events of a run, stored as one row of its log. `events` is an encoded RunEvents message.
 
-    They are published once the row is durable.
+    The events are published once the row is durable.
     """
 
     store_id: StoreId
@@ -34,7 +34,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A group of operations that is durable.
+    """The result of writing a group of operations, which is now durable.
 
     `outcomes` contains the result or the error of each operation, in order.
     """

@@ -74,7 +74,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run. It includes the open calls of the other runs, which are its descendants."""
+    """Return the view of the first run. It also includes the open calls of the other runs, its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -286,7 +286,7 @@ class Leases(DueTimes, Protocol):
         """Renew all of a worker's leases. This includes expired leases, unless another worker has claimed the run."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all of a worker's runs, so that they are immediately claimable. Return their number."""
+        """Release all of a worker's runs, so that they can be claimed immediately. Return how many were released."""
 
 
 class Reads(Protocol):

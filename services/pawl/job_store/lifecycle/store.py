@@ -1,4 +1,4 @@
-"""Life-cycle events in PostgreSQL: those to be sent to JetStream, and those already sent.
+"""Life-cycle events in PostgreSQL: events to be sent to JetStream, and events already sent.
 
 The stream acknowledges events before it syncs them, and an operator may wipe it. Sent events are therefore stored for a
 while, with their sequence number in the stream. If the stream was recreated, or ends before that number, the event is

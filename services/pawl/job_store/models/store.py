@@ -190,7 +190,7 @@ class PostgresModels(DatabaseAdapter):
                 is_new = await connection.fetchval(_END if ended else _START, *(call[:2] if ended else call))
             else:
                 await connection.execute(_LOCK_BUDGETS, call.store_id)
-                # A call's tokens are counted as used before its reservation ends, so they are read in this order.
+                # A call's tokens are counted as used before its reservation ends, so the two are read in this order.
                 (reserved,) = await connection.fetch(_RESERVE, *call)
                 if is_new := reserved["is_new"]:
                     used = _checked(await budgets(connection), reserved)

@@ -70,7 +70,7 @@ class Limit(StrEnum):
 
     @property
     def maximum(self) -> int:
-        """The highest value. For a limit without a default, this value means that there is no limit."""
+        """The highest allowed value. For a limit without a default, this value means that there is no limit."""
         if self is Limit.WEIGHT:
             return _WEIGHT_MAX
         return RUNS_MAX if self.has_default else TOKENS_MAX

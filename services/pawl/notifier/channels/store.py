@@ -87,7 +87,7 @@ _ADD_DISABLED_EVENT: Final = """
 INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, error)
 VALUES ('channel.disabled', $1, $2, $3, $4, $5)
 """
-# Prevents a channel from being disabled or deleted while deliveries are added to it.
+# Prevents a channel from being disabled or deleted while deliveries are being added to it.
 LOCK: Final = f"{_FIND} FOR UPDATE"
 _WAITING_TEST: Final = """
 SELECT * FROM notifier.webhook_deliveries
@@ -388,7 +388,7 @@ class PostgresChannels(DatabaseAdapter):
         *,
         limit: int,
     ) -> Sequence[pb.ChannelDelivery]:
-        """Return a channel's deliveries, newest first. If `channel_id` is empty, return those of all channels.
+        """Return a channel's deliveries, newest first. If `channel_id` is empty, return all channels' deliveries.
 
         `before` is the time and id of the last delivery on the previous page.
         """

@@ -46,7 +46,7 @@ _AWAITING: Final = call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
 def asks(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call starts waiting for other users, because it is newly proposed, edited, or escalated."""
+    """Return whether a call starts waiting for other users, because it was proposed, edited or escalated."""
     return _asks_in(event.call_changed.call, event.call_changed.call.state)
 
 

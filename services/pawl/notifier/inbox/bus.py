@@ -76,7 +76,7 @@ class Publication:
         self._bus = bus
         self._counters = counters
         self._new = asyncio.Event()
-        # When to look for channel events again, by the event loop's clock.
+        # When to poll for channel events again, by the event loop's clock.
         self._channels_due_at = -math.inf
 
     def wake(self, *, channels_changed: bool = False) -> None:

@@ -281,7 +281,7 @@ class PostgresStore(DatabaseAdapter):
         self._public_url = public_url
 
     async def add(self, drafts: Sequence[Draft]) -> Added:
-        """Add drafts to their inboxes in one transaction. Return how many were new, and how many deliveries they got.
+        """Add drafts to their inboxes in one transaction. Return how many were new, and how many deliveries were added.
 
         The drafts are durable on return. Idempotent: adding an existing notification has no effect and uses up no
         number.

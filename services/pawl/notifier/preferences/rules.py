@@ -37,7 +37,7 @@ class Weekday(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietHours:
-    """Quiet hours. Nothing is delivered between `start` and the next `end`, on `days` or, if empty, on every day."""
+    """Quiet hours. Nothing is delivered from `start` to the next `end` on the given `days` (every day if empty)."""
 
     start: str
     end: str
@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return the moment when local clocks show a time, or skip it. `fold` selects one of two occurrences."""
+    """Return the moment at which local clocks show a time or skip it. `fold` selects one of two occurrences."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once

@@ -22,7 +22,7 @@ def text_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) ->
 
 
 def without_documents(request: ledger_pb2.SubmitMessageRequest) -> ledger_pb2.SubmitMessageRequest:
-    """Return a message without the texts of its documents. They may differ when the request is repeated."""
+    """Return a message without the texts of its documents, which may differ when the request is repeated."""
     if not any(part.HasField("file") for part in request.parts):
         return request
     copy = ledger_pb2.SubmitMessageRequest()

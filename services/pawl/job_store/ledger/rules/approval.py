@@ -26,8 +26,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(Actor, frozen=True, kw_only=True):
     """A user's decision on a call, with the arguments and digest that the call must still have when it starts.
 
-    The arguments and the digest are those of the call as it was shown or edited. If `series` is set, the decision
-    covers all calls of the series.
+    The arguments and the digest come from the call as it was shown or edited. If `series` is set, the decision covers
+    all calls of the series.
     """
 
     command_id: CommandId

@@ -24,7 +24,7 @@ from pawl.job_store.ledger.rules.states import AttentionReason
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import RunState, StopCause
 
-# Pause of a run after a crash, because the problem may pass.
+# Pause of a run after a crash, because the problem may be temporary.
 CRASH_PAUSE: Final = timedelta(seconds=2)
 
 # How long a worker can still return after its lease has expired, in case it was only disconnected.

@@ -53,7 +53,7 @@ INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED}) | TRANSITIONS[_S
 # States in which a call may take effect: a gated call needs an approval to enter them.
 STARTED: Final = frozenset({_S.OFFERED, _S.RUNNABLE, _S.RUNNING, _S.DELEGATED})
 
-# States in which a call waits for a user or a client.
+# States in which a call is waiting for a user or a client.
 PENDING: Final = frozenset({_S.AWAITING_APPROVAL, _S.OFFERED, _S.ASKED})
 
 # Event type for entering each state.

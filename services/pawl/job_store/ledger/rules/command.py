@@ -1,7 +1,7 @@
 """Commands to a run and their receipts. Receipts are final.
 
-A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step
-that consumes the command can move the call.
+A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step that
+consumes the command can change the call's state.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class Send(Decider, frozen=True, kw_only=True):
 
     def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
         if run.state is RunState.CANCELLING:
-            # Already being stopped: report a successful cancel.
+            # Already being stopped: report success.
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
         run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)

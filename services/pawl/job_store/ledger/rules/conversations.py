@@ -105,7 +105,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
     @property
     def request_keys(self) -> tuple[RequestKey, ...]:
-        """The key of the request, or nothing if it has no request id."""
+        """The key of the request, or an empty tuple if it has no request id."""
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:

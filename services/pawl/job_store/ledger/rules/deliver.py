@@ -47,8 +47,8 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
     """Fire `generation` of `trigger` with an event. `claimed` means that the event had been waiting.
 
     `submit` creates the run. If it is None, the run is refused with `refusal` as the reason. Events without a `lane`
-    never wait. `mail` is the position of an e-mail, which must be newer than those already delivered. `skipped` is the
-    reason to skip the event, if any.
+    never wait. `mail` is the position of an e-mail, which must be newer than the e-mails already delivered. `skipped`
+    is the reason to skip the event, if any.
     """
 
     trigger: TriggerKey

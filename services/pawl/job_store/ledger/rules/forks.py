@@ -90,7 +90,7 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 
 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
-    """Return whether all messages after the newest summary exist. Erased messages do not count.
+    """Return whether all messages after the newest summary exist. Erased messages do not count as missing.
 
     `end_number` is the number of the last message that the summary covers. `kept` is the number of messages after it.
     """

@@ -1,7 +1,7 @@
 """Imports histories from elsewhere as conversations.
 
-One ended placeholder run, marked as imported, owns all its messages and calls. Lists omit this run, and it has no
-events, worker or budget.
+All messages and calls of an imported conversation belong to one ended placeholder run, which is marked as imported.
+Lists omit this run, and it has no events, worker or budget.
 """
 
 from __future__ import annotations

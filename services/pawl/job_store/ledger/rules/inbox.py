@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `commands_max` limits the waiting messages, top-ups and pauses (each separately), and `bytes_max` limits the total
     text size of the messages. `idle_receipts_max` limits the receipts of commands that had no effect. `people_max`
-    limits the people whose messages enter the run, apart from those who started it.
+    limits the number of people whose messages enter the run, not counting the people who started it.
     """
 
     commands_max: int = 100

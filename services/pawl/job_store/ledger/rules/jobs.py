@@ -1,11 +1,11 @@
-"""Jobs: runs in the background, and the notices that they send to their conversation.
+"""Jobs, which are background runs, and the notices that they send to their conversation.
 
 A notice refers to an iteration of a job or to the job's end. The content comes from the job's run when the model is
 called, so nothing is stored twice.
 
-A notice belongs to the user who started the job, and enters only that user's runs. The owner of the active run enters
-notices with the step that starts a model call. If there is no active run, the ledger starts a *turn*. A turn is a run
-of that user without a message. The notices are its only new input. A message from the same user takes precedence over a
+A notice belongs to the user who started the job, and enters only that user's runs. The owner of the active run adds the
+notices in the step that starts a model call. If there is no active run, the ledger starts a *turn*. A turn is a run of
+that user without a message. The notices are its only new input. A message from the same user takes precedence over a
 turn that has not started. A user who may no longer write to the conversation gets no notices, but the jobs keep their
 results.
 
@@ -306,7 +306,7 @@ def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
     if generation > GENERATIONS_MAX or sum(each.user_id == job.user_id for each in recent) >= turns_max:
         return False
     start = max(unit.now, recent[-1].time + TURN_DISTANCE) if recent else unit.now
-    # A clock that went back must not delay the turn.
+    # A clock that was set back must not delay the turn.
     start = min(start, unit.now + TURN_DISTANCE)
     conversation = replace(
         conversation, background=replace(background, turn_times=(*recent, TurnTime(user_id=job.user_id, time=start)))

@@ -83,10 +83,11 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(runs=(self.run,), calls=(self.call,))
 
     def apply(self, unit: UnitOfWork) -> Leased:
-        """Grant the lease if the call is waiting and no other client holds it. Log that the client executes the call.
+        """Grant the lease if the call is waiting and no other client holds it.
 
-        A client that already holds the call keeps its epoch. The call moves to this session unless a newer session
-        holds it. Session ids are ordered by the time at which the sessions were opened.
+        Log that the client is executing the call. A client that already holds the call keeps its epoch. The call moves
+        to this session unless a newer session holds it. Session ids are ordered by the time at which the sessions were
+        opened.
         """
         run, call = unit.runs.get(self.run), unit.calls.get(self.call)
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:

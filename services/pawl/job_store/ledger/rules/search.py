@@ -39,7 +39,7 @@ def words(text: str) -> tuple[str, ...]:
 
 
 def query_words(query: str) -> tuple[str, ...]:
-    """Return the word prefixes of a query, or nothing for an empty query.
+    """Return the word prefixes of a query, or an empty tuple if the query is empty.
 
     Raises:
         TooLarge: The query has more than 200 bytes.

@@ -24,8 +24,8 @@ class StartJob(Submit, frozen=True, kw_only=True):
 
     The message gets its own conversation, so the run does not wait for any other run. The job uses a background slot,
     so `store_slots` and `store_queue_max` are the limits for background runs. `job` returns the encoded job for a given
-    start time, which is appended to the run's options. If `is_silent` is set, the job reports nothing, not even its
-    end.
+    start time. The encoded job is appended to the run's options. If `is_silent` is set, the job reports nothing, not
+    even its end.
     """
 
     run_id: RunId

@@ -106,7 +106,7 @@ def _prepared(number: int, operation: Operation[Any], cached: CachedRun, now: da
     last = run.last_commit
     latest = max(run.update_time, run.update_time if last is None else last.time)
     if now < latest - timedelta(seconds=ESTIMATE_SECONDS_MAX):
-        # The clock went back.
+        # The clock was set back.
         return None
     unit.now = max(now, latest)
     unit.runs.load(run.key, run)

@@ -71,8 +71,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     `undoes` is the run that the new run undoes. Writers may undo their own runs even after sharing has ended. With
     `only_repeat`, only a repeated request succeeds, for example because the agent no longer exists.
 
-    The features in `off` are disabled in the store, the store may not use the `refused_model`, and it has reached its
-    limit of stored bytes if it `is_full`. None of this prevents an undo.
+    The features in `off` are disabled in the store, and the store may not use the `refused_model`. If `is_full` is set,
+    the store has reached its limit of stored bytes. None of this prevents an undo.
     """
 
     conversation_id: ConversationId
@@ -301,11 +301,11 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return (Feature.RUNS, Feature.BACKGROUND) if self.is_reported else (Feature.RUNS,)
 
     def is_off(self, *more: Feature) -> bool:
-        """Return whether any of the features in `more`, or of those that a new run needs, is disabled."""
+        """Return whether a feature in `more`, or one that a new run needs, is disabled."""
         return not self.off.isdisjoint({*more, *self.needed})
 
     def check_on(self, *more: Feature) -> None:
-        """Check that the features in `more`, and those that a new run needs, are enabled.
+        """Check that the features in `more`, and the features that a new run needs, are enabled.
 
         Raises:
             FeatureOff: One of them is disabled.

@@ -1,4 +1,4 @@
-"""The rows in memory on which a group of operations works.
+"""The in-memory rows that a group of operations reads and changes.
 
 Operations change the unit one after another. If an operation raises inside `attempt`, all its changes are undone.
 """
@@ -218,7 +218,7 @@ class UnitOfWork:
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Apply a part of an operation atomically. An exception undoes the changes of this part."""
+        """Apply part of an operation atomically. An exception undoes the changes that this part has made."""
         length, work_ready = len(self._undo), self.work_ready
         try:
             yield

@@ -13,7 +13,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, Usage
 
-# Number of days for which hours are kept, and for which their sums by day are kept.
+# Number of days for which hourly figures are kept, and for which daily sums are kept.
 HOURS_DAYS_MAX: Final = 35
 DAYS_MAX: Final = 400
 # The name for all tools that a run did not have, because a model can invent any number of names.
@@ -23,7 +23,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class UsageKey(msgspec.Struct, frozen=True, order=True):
-    """The key of a row of figures. Figures of calls have a tool, and figures of model calls have a model."""
+    """The key of a row of figures. A row about calls has a tool, and a row about model calls has a model."""
 
     store_id: StoreId
     agent_name: str
@@ -47,7 +47,7 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Used(Usage, frozen=True, kw_only=True):
-    """Figures of runs, calls and model calls. Negative values correct earlier ones. See `schema.sql`."""
+    """Figures about runs, calls and model calls. Negative values correct earlier ones. See `schema.sql`."""
 
     runs: int = 0
     runs_completed: int = 0

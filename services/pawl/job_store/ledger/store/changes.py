@@ -104,7 +104,10 @@ _STEPS_WRITTEN: Final = f"""{_VERSION}, (SELECT now FROM heads) AS now, (SELECT 
 
 
 class Changes:
-    """Changes of a unit of work, with its events packed. Without `keeps_lifecycle`, nothing is added to the outbox."""
+    """The changes that a unit of work made, with its events packed.
+
+    Without `keeps_lifecycle`, nothing is added to the outbox.
+    """
 
     def __init__(self, unit: UnitOfWork, *, keeps_lifecycle: bool) -> None:
         self.unit = unit

@@ -20,8 +20,8 @@ from pawl.values import CallState
 
 _KEYS: Final = "run_id, conversation_id, state, update_time, create_time"
 _COLUMNS: Final = f"{_KEYS}, parent_run_id, version"
-# The version of a row, xmin, differs after each change. What a QUEUED run without a worker waits for
-# changes with other rows. A job does not execute a call of its parent.
+# The version of a row, xmin, differs after each change. The reason why a QUEUED run
+# without a worker is waiting depends on other rows. A job does not execute a call of its parent.
 _READ: Final = f"""{_KEYS}, CASE WHEN reports_to = '' THEN parent_run_id ELSE '' END AS parent_run_id,
     CASE WHEN state > 1 OR active THEN xmin::text ELSE '' END AS version"""
 _NEWEST: Final = "ORDER BY create_time DESC, run_id DESC LIMIT"

@@ -2,9 +2,9 @@
 
 All times are the database's.
 
-Measured on two busy shared cores with 100,000 waiting runs, the median claim takes 1.6 ms if one store has all these
-runs and 50 others have one run each. It takes 1.8 ms if the runs are spread over 5,000 stores, and 4 ms if they all
-belong to one user who is at the limit.
+On two busy shared cores with 100,000 waiting runs, the median claim takes 1.6 ms if one store has all these runs and 50
+others have one run each. It takes 1.8 ms if the runs are spread over 5,000 stores, and 4 ms if they all belong to one
+user who is at the limit.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ UPDATE job_store.runs AS r SET claim_at = now(), worker_id = NULL
 FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
 """
 
-# Written at most every 5 s, because each write costs a commit. If the clock goes back, the later time stays until the
+# Written at most every 5 s, because each write costs a commit. If the clock is set back, the later time stays until the
 # runs are brought forward.
 _TIMES: Final = """
 WITH raised AS (
@@ -90,8 +90,8 @@ WITH raised AS (
 SELECT clock_timestamp() AS time, seen_time FROM job_store.clock
 """
 
-# A lease that ends this late was most likely given before the clock went back; if not, its run is taken over once. A
-# parked run that is claimed too early parks again.
+# A lease that ends this late was most likely granted before the clock was set back; if not, its run is taken over
+# once. A parked run that is claimed too early parks again.
 _BRING_FORWARD: Final = """
 WITH lowered AS (
     UPDATE job_store.clock SET seen_time = clock_timestamp()

@@ -98,10 +98,10 @@ class PostgresLedgerStats:
     async def count(self) -> Mapping[str, float]:
         """Return counts of runs by open state (`QUEUED`, ...), of notices, and of waiting events and schedules.
 
-        Waiting events and schedules are `outbox`, `due_schedules` and `due_events`. `due_schedules` and `due_events`
-        exclude those that a worker has claimed. Background runs are `working`, `queued`, `waiting` and `late`.
-        `claimable` counts the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit`
-        because of the user's limit, and `over_store_limit` because of the store's limit.
+        The counts of waiting events and schedules are `outbox`, `due_schedules` and `due_events`. The last two exclude
+        schedules and events that a worker has claimed. The counts of background runs are `working`, `queued`, `waiting`
+        and `late`. `claimable` counts the due runs that could be claimed now. The other due runs are waiting for a
+        slot: `over_user_limit` because of the user's limit, and `over_store_limit` because of the store's limit.
         """
         default = self._slots.default
         own = msgspec.json.encode(

@@ -78,7 +78,7 @@ _figures_of_models = attrgetter(*_OF_MODELS.figures)
 
 def count(total: str) -> str:
     """Return SQL for a sum of figures that may be unset or too large."""
-    # An estimate that was too high in the hour before may make the sum negative.
+    # An estimate that was too high in the previous hour may make the sum negative.
     return f"greatest(least(coalesce({total}, 0), {COUNT_MAX}), 0)::bigint"
 
 
