@@ -137,7 +137,7 @@ def outcome_of_cancel(
 
     Return STARTED, without cancelling anything, if there is no previous run or the new one will be refused or skipped.
     """
-    if submit is None or submit.is_off(feature) or row.credential_ended or last is None:
+    if submit is None or submit.is_refused(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:
         last = inbox.accept(unit, last, inbox.arrived(unit, last, name=inbox.CANCEL, payload=submit.interrupt))
