@@ -61,7 +61,7 @@ def fire_trigger(world: World, last_run_id: str, **submit: Any) -> tuple[FireRow
 @for_each(
     ("refusal", "expected"),
     [
-        ({"is_full": True}, "REFUSED 1: STORAGE_FULL: The store has reached its limit of stored bytes"),
+        ({"is_full": True}, "SKIPPED 0: The store has reached its limit of stored bytes"),
         ({"off": frozenset({Feature.RUNS})}, "SKIPPED 0: the feature 'runs' is switched off"),
         ({"off": frozenset({Feature.SCHEDULES, Feature.TRIGGERS})}, "SKIPPED 0: the feature"),
         ({"refused_model": "big"}, "REFUSED 1: MODEL_NOT_ALLOWED: this store may not use the model 'big'"),
