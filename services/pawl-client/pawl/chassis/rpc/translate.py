@@ -4,13 +4,14 @@ A `Translation` is created once, at import, and works in both directions. The fo
 All other fields are listed as `Exceptions`. The import fails if the other side lacks a field, if types do not match, or
 if an exception is not needed.
 
-* The struct's field `x` corresponds to the message's `x` or `x_json`. * A nested struct that has no field in the
-message is flattened: the message has the nested struct's fields. * An enum member has the number of its prefixed name
-in the message's enum. UNSPECIFIED is None for optional fields. * A float or a datetime corresponds to a Timestamp. * `X
-| None` corresponds to an optional field. An optional field that is not `X | None` has the struct's default when
+* The struct's field `x` corresponds to the message's `x` or `x_json`.
+* A nested struct that has no field in the message is flattened: the message has the nested struct's fields.
+* An enum member has the number of its prefixed name in the message's enum. UNSPECIFIED is None for optional fields.
+* A float or a datetime corresponds to a Timestamp.
+* `X | None` corresponds to an optional field. An optional field that is not `X | None` has the struct's default when
   absent.
-* Nested structs, tuples and mappings correspond to messages, repeated fields and maps. Sets are written in sorted
-order.
+* Nested structs, tuples and mappings correspond to messages, repeated fields and maps. Sets are written in
+  sorted order.
 """
 
 from __future__ import annotations
