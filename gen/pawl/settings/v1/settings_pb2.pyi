@@ -229,9 +229,10 @@ class Settings(_message.Message):
           Files, documents and memories have limits of their own. Unlimited by default. Pawl counts about every 30 seconds,
           less often in large stores. At the limit, new runs and imports are refused (RESOURCE_EXHAUSTED / STORAGE_FULL).
           Open runs continue.
-        - `events_per_second`: events that the store's runs add to their logs. Unlimited by default. Above the limit, Pawl
-          publishes model output less often, in larger events, at least once a minute. Other events and the first output of
-          each answer are never delayed.
+        - `events_per_second`: events with model output of the store's runs, and the other events of the same steps. Events
+          of steps without model output are not counted. Unlimited by default. Above the limit, Pawl publishes model output
+          less often, in larger events, at least once a minute. Other events and the first output of each answer are never
+          delayed.
         - `conversation_retention_days`: days after which inactive conversations are deleted.
         - `conversation_retention_days_min`: the least that applies to `conversation_retention_days`; not allowed in the
           layer STORE. 1 by default.
