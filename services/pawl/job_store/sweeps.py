@@ -263,7 +263,10 @@ async def count_stored_bytes(settings: SettingsSnapshot, clock: Clock) -> None:
     """Every 30 s (less often if counting is slow), count the data of stores that have a limit."""
     while True:
         start = clock.monotonic()
-        await settings.count_stored_bytes()
+        try:
+            await settings.count_stored_bytes()
+        except Exception:  # noqa: BLE001  # the next count tries again, after the usual pause
+            _log.exception("stored_bytes.failed")
         pause = (clock.monotonic() - start) * _SIZES_PAUSE_TIMES
         await clock.sleep(max(_SIZES_SECONDS, pause))
 

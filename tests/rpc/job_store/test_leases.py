@@ -111,6 +111,29 @@ async def test_a_claim_does_not_look_again_for_background_runs_that_it_may_not_t
     assert (found, pick.await_count) == ([], 1)
 
 
+@pytest.mark.parametrize("held", [0, 2])
+async def test_active_background_runs_that_a_worker_may_not_take_do_not_hide_other_active_runs(
+    user: User, database: Database, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    in_background = "UPDATE job_store.runs SET in_background = true"
+    for number in range(held):
+        await user.submit(conversation_id=f"held{number}")
+    await database.execute(in_background)
+    leases = PostgresLeases(database, StoreSlots(SlotLimits(per_store=20, per_user=20)), crashes_max=3)
+    asked: dict[str, Any] = {"runs_max": 3, "lease_seconds": 60, "background_runs_max": held}
+    assert len(await leases.claim(WorkerId("w"), **asked)) == held
+    for number in range(9):
+        await user.submit(conversation_id=f"c{number}")
+    await database.execute(in_background)
+    last = (await user.submit(conversation_id="last")).run.run_id
+    await database.execute("UPDATE job_store.runs SET state = 2 WHERE worker_id IS NULL")
+    pick = AsyncMock(wraps=leases._due_runs.pick)
+    monkeypatch.setattr(leases._due_runs, "pick", pick)
+    found = [ids(await leases.claim(WorkerId("w"), **asked)) for _ in range(2)]
+    assert (found, pick.await_count) == ([[last], []], 2)
+    assert len(await leases.claim(WorkerId("w"), **asked | {"background_runs_max": held + 5})) == 3
+
+
 async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:
     """OPS-5: no other worker waits for the leases to expire."""
     assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 1

@@ -90,18 +90,29 @@ coalesce((SELECT used FROM used_slots AS a WHERE a.store_id = due.store_id AND a
     AS used_by_user
 """
 
-_HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
+# The background runs that the worker holds.
+_HELD: Final = """
+held AS MATERIALIZED (
+    SELECT count(*) AS background_held FROM job_store.runs WHERE worker_id = $4 AND in_background
+)
+"""
+_TAKES_BACKGROUND: Final = "(SELECT background_held < $5 FROM held)"
 
-# Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
-# runs that have crashed workers come last. A run that one more crash would quarantine is left out once its lease has
-# expired.
+# Some stores' first due runs: those that have a slot, then the others. In both groups, runs that have crashed workers
+# come last. Background runs are read separately, and only if the worker may take one: they must not hide other runs. A
+# run that one more crash would quarantine is left out once its lease has expired.
 _DUE: Final = f"""
-WITH {_USED_SLOTS}
-SELECT due.*, {_USED}, {_HELD}
+WITH {_USED_SLOTS}, {_HELD}
+SELECT due.*, {_USED}, (SELECT background_held FROM held)
 FROM unnest($1::text[]) AS s (store_id)
 CROSS JOIN LATERAL (
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
-     WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
+     WHERE r.store_id = s.store_id AND r.active AND NOT r.in_background AND r.claim_at <= now()
+     AND (r.worker_id IS NULL OR r.crashes + 1 < $3)
+     ORDER BY r.crashes, r.claim_at LIMIT $2)
+    UNION ALL
+    (SELECT {_DUE_RUN} FROM job_store.runs AS r
+     WHERE {_TAKES_BACKGROUND} AND r.store_id = s.store_id AND r.active AND r.in_background AND r.claim_at <= now()
      AND (r.worker_id IS NULL OR r.crashes + 1 < $3)
      ORDER BY r.crashes, r.claim_at LIMIT $2)
     UNION ALL
@@ -110,7 +121,7 @@ CROSS JOIN LATERAL (
      ORDER BY r.claim_at LIMIT $2)
     UNION ALL
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
-     WHERE r.store_id = s.store_id AND NOT r.active AND r.in_background AND r.claim_at <= now()
+     WHERE {_TAKES_BACKGROUND} AND r.store_id = s.store_id AND NOT r.active AND r.in_background AND r.claim_at <= now()
      ORDER BY r.claim_at LIMIT $2)
 ) AS due
 ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
@@ -209,16 +220,15 @@ class DueRuns:
         weights = [self._slots.of(store).weight for store in stores]
         rounds = -(-runs_max // sum(weights))
         window = max(_WINDOW_MIN, min(runs_max, rounds * max(weights)))
-        records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id)
+        records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id, background_runs_max)
         held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
         kinds = {
             store: Counter((record["active"], record["in_background"]) for record in due[store]) for store in stores
         }
         cut = [store for store in stores if kinds[store][False, False] == window]
-        takes_background = held < background_runs_max
         has_more = bool(cut) or any(
-            (takes_background and found[False, True] == window and self._has_background_slot(due[store]))
-            or found[True, False] + found[True, True] == window
+            window in (found[True, False], found[True, True])
+            or (found[False, True] == window and self._has_background_slot(due[store]))
             for store, found in kinds.items()
         )
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
