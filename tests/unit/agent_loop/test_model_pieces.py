@@ -174,6 +174,25 @@ def test_a_pause_that_the_ledger_requests_delays_output_but_not_the_rest_of_a_co
     assert coalescer.due_at() == pytest.approx(36.1)
 
 
+@for_each("requests", [(), (0.0,), (40.0,), (0.5, None), (40.0, None, None), (None, 30.0, None), (30.0, None, 0.0)])
+def test_a_requested_pause_holds_until_the_next_request(requests: tuple[float | None, ...]) -> None:
+    """Steps without output request nothing, and can be committed while output is held or committed."""
+    last = ([0.0, *(each for each in requests if each is not None)])[-1]
+    for taken_after in range(len(requests) + 1):
+        coalescer = Coalescer(HEAD)
+        coalescer.add(TextPiece(text="H"), 6.0)
+        for number, request in enumerate([*requests, None]):
+            if number == taken_after:
+                coalescer.take(6.0)
+            coalescer.shown(6.0, request)
+        coalescer.add(TextPiece(text="i"), 6.0)
+        assert coalescer.due_at() == pytest.approx(6.0 + max(last, 0.1))
+        coalescer.take(6.0 + last)
+        coalescer.shown(6.2 + last)
+        coalescer.add(TextPiece(text="!"), 6.2 + last)
+        assert coalescer.due_at() == pytest.approx(6.2 + last + max(last, 1.0)), "the delay is also considered"
+
+
 @for_each("is_shown", [False, True])
 def test_the_rest_of_a_complete_answer_is_due_100_ms_after_its_end(is_shown: bool) -> None:
     """The step that commits the answer normally shows the rest earlier."""

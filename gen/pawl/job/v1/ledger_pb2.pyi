@@ -1342,7 +1342,9 @@ class CommitRunResponse(_message.Message):
     shared_tokens_left: _builtins.int
     """Tokens left in the shared budget. 0 if the budget's run was deleted; absent if there is no shared budget."""
     output_pause_seconds: _builtins.float
-    """Seconds to wait before committing more output, because the store exceeds its limit `events_per_second`."""
+    """Seconds to wait before committing more output, because the store exceeds its limit `events_per_second`; 0 if it does
+    not. Absent if the step contains no output or could not be counted; the last value then continues to apply.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """Time of the commit, from the database clock."""
@@ -1355,14 +1357,19 @@ class CommitRunResponse(_message.Message):
         commands_pending: _builtins.bool = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         shared_tokens_left: _builtins.int | None = ...,
-        output_pause_seconds: _builtins.float = ...,
+        output_pause_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_pause_seconds", b"_output_pause_seconds", "_shared_tokens_left", b"_shared_tokens_left", "output_pause_seconds", b"output_pause_seconds", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left", "commands_pending", b"commands_pending", "first_seq", b"first_seq", "last_seq", b"last_seq", "output_pause_seconds", b"output_pause_seconds", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_pause_seconds", b"_output_pause_seconds", "_shared_tokens_left", b"_shared_tokens_left", "commands_pending", b"commands_pending", "first_seq", b"first_seq", "last_seq", b"last_seq", "output_pause_seconds", b"output_pause_seconds", "shared_tokens_left", b"shared_tokens_left", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__output_pause_seconds: _TypeAlias = _typing.Literal["output_pause_seconds"]  # noqa: Y015
+    _WhichOneofArgType__output_pause_seconds: _TypeAlias = _typing.Literal["_output_pause_seconds", b"_output_pause_seconds"]  # noqa: Y015
     _WhichOneofReturnType__shared_tokens_left: _TypeAlias = _typing.Literal["shared_tokens_left"]  # noqa: Y015
     _WhichOneofArgType__shared_tokens_left: _TypeAlias = _typing.Literal["_shared_tokens_left", b"_shared_tokens_left"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_pause_seconds) -> _WhichOneofReturnType__output_pause_seconds | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_tokens_left) -> _WhichOneofReturnType__shared_tokens_left | None: ...
 
 Global___CommitRunResponse: _TypeAlias = CommitRunResponse  # noqa: Y015

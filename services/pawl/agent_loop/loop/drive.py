@@ -359,7 +359,8 @@ class Drive:
             self._spans.new_trace = ""
         self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
-        self._tasks.output_shown(answer.output_pause_seconds)
+        has_pause = answer.HasField("output_pause_seconds")
+        self._tasks.output_shown(answer.output_pause_seconds if has_pause else None)
         for fact in self._facts[:facts_taken]:
             if isinstance(fact, ModelAnswered | ModelFailed | ModelCut):
                 self._tasks.limits.count(fact.model_call_id)

@@ -153,7 +153,7 @@ class ModelCall:
     def take_output(self) -> tuple[OutputDelta, ...]:
         return self._coalescer.take(self._monotonic())
 
-    def output_shown(self, pause_seconds_min: float) -> None:
+    def output_shown(self, pause_seconds_min: float | None) -> None:
         """Record that the output collected so far is durable."""
         self._coalescer.shown(self._monotonic(), pause_seconds_min)
 

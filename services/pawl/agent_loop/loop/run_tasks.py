@@ -179,8 +179,8 @@ class RunTasks(Tasks):
             return ()
         return self._model_call.take_output() if at_once or due <= self._dependencies.clock.monotonic() else ()
 
-    def output_shown(self, pause_seconds_min: float) -> None:
-        """Record that all output returned so far is durable. Ask for a pause of at least `pause_seconds_min`."""
+    def output_shown(self, pause_seconds_min: float | None) -> None:
+        """Record that all output returned so far is durable. Unless it is None, set the minimum pause from now on."""
         if self._model_call:
             self._model_call.output_shown(pause_seconds_min)
 

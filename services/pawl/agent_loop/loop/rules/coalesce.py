@@ -43,7 +43,8 @@ class Coalescer:
         # When the last output was taken or shown, or the answer ended.
         self._pause_from: float | None = None
         self._pause_seconds = PAUSE_SECONDS_MIN
-        self._held_seconds_max = HELD_SECONDS_MAX
+        # The pause that the ledger last requested.
+        self._pause_seconds_min = 0.0
         # When the output that is being committed was due.
         self._taken_due_at: float | None = None
 
@@ -66,8 +67,9 @@ class Coalescer:
             return None
         if self._pause_from is None:
             return self._oldest_at
-        paused_until = max(self._oldest_at, self._pause_from + self._pause_seconds)
-        return min(self._oldest_at + self._held_seconds_max, paused_until)
+        pause = max(self._pause_seconds, self._pause_seconds_min)
+        held = max(HELD_SECONDS_MAX, self._pause_seconds_min)
+        return min(self._oldest_at + held, max(self._oldest_at, self._pause_from + pause))
 
     def take(self, now: float) -> tuple[OutputDelta, ...]:
         """Return all held pieces, whether or not they are due. Call `shown` once they are committed.
@@ -82,13 +84,17 @@ class Coalescer:
         self._taken_due_at = min(due, now) if self._taken_due_at is None else self._taken_due_at
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
-    def shown(self, now: float, pause_seconds_min: float = 0.0) -> None:
-        """Record that everything returned by `take` is visible. Adapt the pause to the delay and the minimum."""
-        self._held_seconds_max = max(HELD_SECONDS_MAX, pause_seconds_min)
+    def shown(self, now: float, pause_seconds_min: float | None = None) -> None:
+        """Record that everything returned by `take` is visible. Adapt the pause to the delay.
+
+        `pause_seconds_min` replaces the minimum pause, unless it is None.
+        """
+        if pause_seconds_min is not None:
+            self._pause_seconds_min = pause_seconds_min
         if self._taken_due_at is not None:
             self._pause_from = now
             delay = now - self._taken_due_at
-            self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * delay, pause_seconds_min)
+            self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * delay)
             self._taken_due_at = None
 
 

@@ -25,11 +25,16 @@ def events_with_output(request: pb.CommitRunRequest) -> int:
     return len(request.events) if has_output else 0
 
 
-async def pause_seconds(count: CountEvents, store_id: StoreId, per_second: int, events: int) -> float:
-    """Count the events of a durable step. If they cannot be counted now, the step has succeeded all the same."""
+async def pause_seconds(count: CountEvents | None, store_id: StoreId, per_second: int, events: int) -> float | None:
+    """Count the events of a durable step. If they cannot be counted now, return None: the step has still succeeded.
+
+    `per_second` is 0 if the store has no limit.
+    """
+    if count is None or not per_second:
+        return 0.0
     try:
         async with asyncio.timeout(_COUNT_SECONDS_MAX):
             return await count(store_id, per_second, events)
     except Exception as error:  # noqa: BLE001  # the step is durable
         _log.warning("events.not_counted", store=store_id, error=repr(error))
-        return 0.0
+        return None

@@ -136,8 +136,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         response = messages.COMMITTED.write(committed)
         per_second = self._ledger.limits_of(store_id).events_per_second
-        if events and per_second and self._count_events is not None:
-            response.output_pause_seconds = await pause_seconds(self._count_events, store_id, per_second, events)
+        if events and (pause := await pause_seconds(self._count_events, store_id, per_second, events)) is not None:
+            response.output_pause_seconds = pause
         return response
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
