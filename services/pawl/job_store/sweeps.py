@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -223,10 +223,19 @@ async def sweep_retention(
         (retention.summary_ages, retention.remove_summarised),
         (retention.conversation_ages, retention.remove_conversations),
     ):
-        for store_id, age_seconds in (await ages()).items():
+        for store_id, age_seconds in (await _ages(ages)).items():
             seconds = limits_of(store_id).conversation_retention_days * _DAY_SECONDS
             if age_seconds > seconds:
                 await _empty(clock, remove, seconds, store_id=store_id, rows_max=_ROWS_BATCH)
+
+
+async def _ages(ages: Callable[[], Awaitable[Mapping[StoreId, float]]]) -> Mapping[StoreId, float]:
+    """Return the age of each store's oldest record, or an empty mapping if the ages cannot be read."""
+    try:
+        return await ages()
+    except Exception:  # noqa: BLE001  # the next sweep tries again
+        _log.exception("retention.failed", step=ages.__name__)
+        return {}
 
 
 async def _empty(
@@ -254,7 +263,10 @@ async def count_stored_bytes(settings: SettingsSnapshot, clock: Clock) -> None:
     """Every 30 s (less often if counting is slow), count the data of stores that have a limit."""
     while True:
         start = clock.monotonic()
-        await settings.count_stored_bytes()
+        try:
+            await settings.count_stored_bytes()
+        except Exception:  # noqa: BLE001  # the next count tries again, after the usual pause
+            _log.exception("stored_bytes.failed")
         pause = (clock.monotonic() - start) * _SIZES_PAUSE_TIMES
         await clock.sleep(max(_SIZES_SECONDS, pause))
 

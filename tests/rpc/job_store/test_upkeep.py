@@ -52,6 +52,9 @@ class BrokenRetention(PostgresRetention):
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
         raise ValueError
 
+    async def summary_ages(self) -> dict[StoreId, float]:
+        raise DependencyUnavailable("a statement took too long")
+
 
 async def sweep(database: Database, retention: PostgresRetention | None = None) -> None:
     await sweep_retention(retention or PostgresRetention(database), SystemClock(), RETENTION, limits_of)

@@ -81,7 +81,7 @@ class SettingsSnapshot:
         self.all = self._combined(())
         self.slots = StoreSlots(slots)
         # The size of each store that has a limit, when it was last counted.
-        self.stored_bytes: Mapping[StoreId, int] = {}
+        self.stored_bytes: dict[StoreId, int] = {}
 
     async def run(self) -> None:
         while True:
@@ -135,11 +135,17 @@ class SettingsSnapshot:
         self.slots.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != default}
 
     async def count_stored_bytes(self) -> None:
-        """Count the data of all stores that have a limit."""
+        """Count the data of all stores that have a limit. A store that cannot be counted keeps its last size."""
         limited = {store_id for (_, store_id), each in self._layers.items() if Limit.STORED_BYTES in each.limits}
         stores = await self.repository.stores() if ALL_STORES in limited else limited
-        self.stored_bytes = {store_id: await self.repository.stored_bytes(store_id) for store_id in stores}
+        self.stored_bytes = {each: self.stored_bytes[each] for each in stores if each in self.stored_bytes}
         self._limits_of.clear()
+        for store_id in stores:
+            try:
+                self.stored_bytes[store_id] = await self.repository.stored_bytes(store_id)
+            except Exception:  # noqa: BLE001  # the next count tries again
+                _log.exception("stored_bytes.not_counted", store=store_id)
+            self._limits_of.pop(store_id, None)
 
     async def update(
         self, caller: Principal, requested: Settings, unset: Collection[str], *, only_check: bool

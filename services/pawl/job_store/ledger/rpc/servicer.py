@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import astuple
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from pawl.job_store.ledger.pages import Id, Large, Small, make_token, next_token
 from pawl.job_store.ledger.reading import Loaded, PendingFilter, RunFilter, RunView
 from pawl.job_store.ledger.rpc import filters, job_messages, messages, operations, own_tools, parts
 from pawl.job_store.ledger.rpc.fields import fingerprint
+from pawl.job_store.ledger.rpc.output_pauses import CountEvents, events_with_output, pause_seconds
 from pawl.job_store.ledger.rules.conversations import check_title, made_title
 from pawl.job_store.ledger.rules.imports import ImportConversation
 from pawl.job_store.ledger.rules.rows import ConversationKey
@@ -50,13 +51,9 @@ _log = logs.get_logger(__name__)
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
-    """Calls `pause_seconds` with a store, its limit of events per second, and the number of new events."""
-
-    def __init__(
-        self, ledger: Ledger, pause_seconds: Callable[[StoreId, int, int], Awaitable[float]] | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, count_events: CountEvents | None = None) -> None:
         self._ledger = ledger
-        self._pause_seconds = pause_seconds
+        self._count_events = count_events
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         operation = operations.submit(request, self._ledger.limits_of)
@@ -130,7 +127,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
-        store_id, events = StoreId(request.store_id), len(request.events)
+        store_id, events = StoreId(request.store_id), events_with_output(request)
         committed = await self._ledger.group_commit.run(
             operations.commit(request, self._ledger.limits_of),
             size_bytes=request.ByteSize(),
@@ -139,8 +136,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         response = messages.COMMITTED.write(committed)
         per_second = self._ledger.limits_of(store_id).events_per_second
-        if events and per_second and self._pause_seconds is not None:
-            response.output_pause_seconds = await self._pause_seconds(store_id, per_second, events)
+        if events and per_second and self._count_events is not None:
+            response.output_pause_seconds = await pause_seconds(self._count_events, store_id, per_second, events)
         return response
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
-from pawl.errors import FeatureOff, PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
+from pawl.errors import FeatureOff, PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound, StorageFull
 from pawl.job_store.ledger.rules import inbox, log, stop
 from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.job_store.ledger.rules.submit import Submit
@@ -137,7 +137,7 @@ def outcome_of_cancel(
 
     Return STARTED, without cancelling anything, if there is no previous run or the new one will be refused or skipped.
     """
-    if submit is None or submit.is_off(feature) or row.credential_ended or last is None:
+    if submit is None or submit.is_refused(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:
         last = inbox.accept(unit, last, inbox.arrived(unit, last, name=inbox.CANCEL, payload=submit.interrupt))
@@ -146,7 +146,9 @@ def outcome_of_cancel(
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
-    """Create the run. Return SKIPPED if a feature that it needs is disabled, and REFUSED after other errors.
+    """Create the run. Return SKIPPED if a feature that it needs is disabled or the store is full.
+
+    Return REFUSED after other errors.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. It does not count as a refusal.
@@ -161,8 +163,8 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
             run = submit.apply(unit).run
     except RequestIdReused:
         raise
-    except FeatureOff as off:
-        return Start(FireOutcome.SKIPPED, off.message)
+    except (FeatureOff, StorageFull) as error:
+        return Start(FireOutcome.SKIPPED, error.message)
     except PawlError as refused:
         return Start(FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
     return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)

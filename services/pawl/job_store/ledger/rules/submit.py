@@ -300,9 +300,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             return (Feature.RUNS, Feature.BACKGROUND, Feature.DELEGATION)
         return (Feature.RUNS, Feature.BACKGROUND) if self.is_reported else (Feature.RUNS,)
 
-    def is_off(self, *more: Feature) -> bool:
-        """Return whether a feature in `more`, or one that a new run needs, is disabled."""
-        return not self.off.isdisjoint({*more, *self.needed})
+    def is_refused(self, *more: Feature) -> bool:
+        """Return whether `check_on` raises an error."""
+        is_off = not self.off.isdisjoint({*more, *self.needed})
+        return is_off or (not self.undoes and (self.is_full or bool(self.refused_model)))
 
     def check_on(self, *more: Feature) -> None:
         """Check that the features in `more`, and the features that a new run needs, are enabled.
