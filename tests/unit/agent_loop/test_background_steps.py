@@ -74,6 +74,24 @@ async def test_a_background_step_starts_after_a_pause_of_the_foreground_or_a_lim
     assert await _entered(steps, 6, QUIET_SECONDS * 0.2) == 4, "cancelled steps have released their slots"
 
 
+async def test_the_foreground_is_at_work_for_a_limited_time_in_each_step() -> None:
+    steps, loop = BackgroundSteps(), asyncio.get_running_loop()
+
+    async def waits(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return steps.yield_seconds(loop.time())
+
+    async with steps.foreground():
+        assert await waits(0.2) == pytest.approx(QUIET_SECONDS)
+        async with steps.foreground():
+            assert await waits(0.2) == pytest.approx(QUIET_SECONDS), "the second step is at work"
+            assert await waits(0.1) == 0
+    assert await waits(0) == 0, "the end of a stuck step does not count"
+    async with steps.foreground():
+        assert await waits(0) == pytest.approx(QUIET_SECONDS, abs=1e-4)
+    assert await waits(0) == pytest.approx(QUIET_SECONDS, abs=1e-4)
+
+
 async def test_the_start_of_a_workflow_gives_way_for_a_limited_time() -> None:
     steps, workflows = BackgroundSteps(), AsyncMock(spec=Workflows)
     workflows.of_run.side_effect = WorkflowNotFound

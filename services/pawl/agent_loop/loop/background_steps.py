@@ -3,6 +3,8 @@
 A worker's foreground is *at work* while a foreground run executes a step, or while a user's message is being accepted.
 Background runs then start no steps, and the worker claims no more of them. Both continue as soon as the foreground has
 been quiet for a moment, for example while a model or tool takes long, or after a short time in any case.
+
+Each step or message counts for at most 0.25 seconds, so that one that is stuck does not slow all background runs.
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Final
 
 # More steps at the same time delay other runs more, fewer cost more CPU time each, because commits share less.
 _STEPS_MAX: Final = 4
 _STEP_SECONDS_MAX: Final = 2.0
+_FOREGROUND_SECONDS_MAX: Final = 0.25
 # Longer than the usual time between two steps of a run whose model and tools respond without delay.
 QUIET_SECONDS: Final = 0.025
 # About twice the duration of such a run. Also the pace of background runs if the foreground is never quiet.
@@ -44,13 +47,18 @@ class BackgroundSteps:
 
     @asynccontextmanager
     async def foreground(self) -> AsyncIterator[None]:
-        """Record that the foreground is at work."""
-        self._foreground_work += 1
-        try:
-            yield
-        finally:
+        """Record that the foreground is at work, for a limited time."""
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
             self._foreground_work -= 1
-            self._foreground_at = asyncio.get_running_loop().time()
+            self._foreground_at = loop.time()
+
+        with ExitStack() as work:
+            self._foreground_work += 1
+            work.callback(end)
+            work.callback(loop.call_later(_FOREGROUND_SECONDS_MAX, work.close).cancel)
+            yield
 
     def yield_seconds(self, since: float) -> float:
         """See the function. `since` is a time of the event loop."""
@@ -67,18 +75,8 @@ class BackgroundSteps:
     async def held(self) -> AsyncIterator[None]:
         """Hold a slot for a background run's step, once the foreground permits it. Safe to cancel."""
         await self._free.acquire()
-        releases = [self._free.release]
-
-        def release() -> None:
-            while releases:
-                releases.pop()()
-
-        timer: asyncio.TimerHandle | None = None
-        try:
+        with ExitStack() as slot:
+            slot.callback(self._free.release)
             await self.give_way()
-            timer = asyncio.get_running_loop().call_later(_STEP_SECONDS_MAX, release)
+            slot.callback(asyncio.get_running_loop().call_later(_STEP_SECONDS_MAX, slot.close).cancel)
             yield
-        finally:
-            if timer is not None:
-                timer.cancel()
-            release()
