@@ -17,7 +17,7 @@ class JobStoreSettings(ServiceSettings):
     active_runs_per_user: int = Field(default=5, ge=1, le=10_000)
     runs: Literal["on", "off"] = "on"
     event_retention_days: float = Field(default=7.0, ge=1.0)
-    conversation_retention_days: int = Field(default=30, ge=1, le=10_000)
+    conversation_retention_days: int = Field(default=30, ge=1, le=100_000)
 
     # A step can contain the results of a whole batch of calls: up to 20 of 1 MiB each.
     message_bytes_max: Constant[int] = 32 * 1024 * 1024

@@ -216,7 +216,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_STORAGE_FULL: _ErrorReason.ValueType  # 130
     """RESOURCE_EXHAUSTED. The store has reached its limit `stored_bytes` (pawl.settings.v1.Settings.limits). Delete
-    conversations, or ask for a higher limit. New conversations and runs are refused; open runs continue.
+    conversations, or ask for a higher limit. New runs and imports are refused; forks and open runs are not affected.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED. The credential is missing or unknown."""
@@ -435,7 +435,7 @@ or wait for one to end.
 """
 ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 130
 """RESOURCE_EXHAUSTED. The store has reached its limit `stored_bytes` (pawl.settings.v1.Settings.limits). Delete
-conversations, or ask for a higher limit. New conversations and runs are refused; open runs continue.
+conversations, or ask for a higher limit. New runs and imports are refused; forks and open runs are not affected.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. The credential is missing or unknown."""

@@ -68,7 +68,9 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     SCHEDULE_FIRE_OUTCOME_WAITING: _ScheduleFireOutcome.ValueType  # 2
     """Waiting for the previous run (QUEUE, CANCEL) or for more events (TriggerDefinition.debounce_seconds)."""
     SCHEDULE_FIRE_OUTCOME_SKIPPED: _ScheduleFireOutcome.ValueType  # 3
-    """No run was started, because of the previous run or a later event; see `reason`. Final."""
+    """No run was started, because of the previous run, a later event, a feature that is off, or a full store; see
+    `reason`. Final.
+    """
     SCHEDULE_FIRE_OUTCOME_MISSED: _ScheduleFireOutcome.ValueType  # 4
     """No run was started, because the catch-up window had passed. Final. One entry represents all scheduled
     times before the next firing.
@@ -88,7 +90,9 @@ SCHEDULE_FIRE_OUTCOME_STARTED: ScheduleFireOutcome.ValueType  # 1
 SCHEDULE_FIRE_OUTCOME_WAITING: ScheduleFireOutcome.ValueType  # 2
 """Waiting for the previous run (QUEUE, CANCEL) or for more events (TriggerDefinition.debounce_seconds)."""
 SCHEDULE_FIRE_OUTCOME_SKIPPED: ScheduleFireOutcome.ValueType  # 3
-"""No run was started, because of the previous run or a later event; see `reason`. Final."""
+"""No run was started, because of the previous run, a later event, a feature that is off, or a full store; see
+`reason`. Final.
+"""
 SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
 """No run was started, because the catch-up window had passed. Final. One entry represents all scheduled
 times before the next firing.

@@ -227,8 +227,8 @@ class Settings(_message.Message):
           Run.lowered_limits.
         - `stored_bytes`: size of the store's messages, events, and arguments and results of calls, before compression.
           Files, documents and memories have limits of their own. Unlimited by default. Pawl counts about every 30 seconds,
-          less often in large stores. At the limit, new runs and imports are refused (RESOURCE_EXHAUSTED / STORAGE_FULL).
-          Open runs continue.
+          less often in large stores. At the limit, new runs and imports are refused (RESOURCE_EXHAUSTED / STORAGE_FULL),
+          and firings of schedules and triggers are skipped. Forks and open runs are not affected.
         - `events_per_second`: events that the store's runs add to their logs. Unlimited by default. Above the limit, Pawl
           publishes model output less often, in larger events, at least once a minute. Other events and the first output of
           each answer are never delayed.
