@@ -169,6 +169,29 @@ async def test_a_foreground_operation_waits_for_company_only_if_others_of_its_ki
     assert journal.groups[2:] == ([["one"], ["two"]] if in_background else [["one", "two"]])
 
 
+async def test_a_foreground_operation_does_not_wait_while_background_operations_wait_for_company(
+    journal: ScriptedJournal, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(name: str, *, in_background: bool = True) -> asyncio.Task[str]:
+        run = commit.run(Named(name), size_bytes=1, store_id=STORE, in_background=in_background)
+        return asyncio.create_task(run)
+
+    monkeypatch.setattr(group_commit, "_GATHER_SECONDS", 30.0)
+    journal.open.clear()
+    crowd = [start("first")]
+    await until(lambda: len(journal.groups) == 1)
+    crowd += [start("more") for _ in range(8)]
+    await asyncio.sleep(0)
+    journal.open.set()
+    await asyncio.gather(*crowd)
+    one = start("one")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        await asyncio.gather(one, start("two", in_background=False))
+    assert journal.groups[2:] == [["one", "two"]]
+
+
 async def test_groups_are_limited_in_number_and_bytes(journal: ScriptedJournal, commit: GroupCommit) -> None:
     await run_all(commit, *map(str, range(group_commit.OPERATIONS_MAX + 1)))
     assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Generic, Self, TypeVar
@@ -140,14 +141,31 @@ class _Queue:
         self.arrived = asyncio.Event()
         # Waiting operations that are not in the background.
         self.foreground: set[_Waiting] = set()
+        self._foreground_arrived = asyncio.Event()
         self._usual_size = 1.0
         self._usual_foreground = 1.0
 
-    def gathers(self) -> bool:
-        """Return whether a writer should wait for more operations.
+    def put(self, lane: Lane, store_id: StoreId, waiting: _Waiting, *, in_background: bool) -> None:
+        if not in_background:
+            self.foreground.add(waiting)
+            self._foreground_arrived.set()
+        self.waiting.put(lane, store_id, waiting)
+        self.arrived.set()
+
+    async def gather(self) -> None:
+        """Wait briefly for more operations, if they usually arrive concurrently.
 
         Foreground operations wait only for other foreground operations, not for those of background runs.
         """
+        if not self.foreground and self._gathers():
+            self._foreground_arrived.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_SECONDS):
+                    await self._foreground_arrived.wait()
+        if self.foreground and self._gathers():
+            await asyncio.sleep(_GATHER_SECONDS)
+
+    def _gathers(self) -> bool:
         if self.foreground:
             waiting, usual = len(self.foreground), self._usual_foreground
         else:
@@ -231,10 +249,7 @@ class GroupCommit:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         queue = self._queues[zlib.crc32(store_id.encode()) % len(self._queues)]
         waiting = _Waiting(operation, size_bytes, answer)
-        if not in_background:
-            queue.foreground.add(waiting)
-        queue.waiting.put(lane, store_id, waiting)
-        queue.arrived.set()
+        queue.put(lane, store_id, waiting, in_background=in_background)
         try:
             return await answer
         finally:
@@ -244,8 +259,8 @@ class GroupCommit:
         waiting = queue.waiting
         while True:
             if len(waiting) >= operations_min or waiting.waiting(Lane.PEOPLE) >= people_min:
-                if queue.gathers() and not self._closing:
-                    await asyncio.sleep(_GATHER_SECONDS)
+                if not self._closing:
+                    await queue.gather()
                 group = waiting.next_group(
                     _weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX, one_store=self._one_store
                 )
