@@ -1,4 +1,4 @@
-/** What runs are about, in a few words. */
+/** Short titles of runs. */
 
 import { signal } from "@preact/signals";
 import type { RunJson } from "@pawl/client";
@@ -14,7 +14,7 @@ const LENGTH_MAX = 160;
 const asked = signal<ReadonlyMap<string, string>>(new Map());
 const reading = new Set<string>();
 
-/** On one line. JSON is replaced by what it is about, if it says so. */
+/** On one line. JSON is replaced by its subject, if it has one. */
 const short = (text: string): string => visible(text.replace(/\s+/g, " ").replace(/[{[]".*/, (json) => /"(?:subject|title|summary|name)": ?"([^"\\]+)/.exec(json)?.[1] ?? "…").trim().slice(0, LENGTH_MAX));
 
 async function read(conversationId: string, runId: string): Promise<void> {
@@ -27,7 +27,7 @@ async function read(conversationId: string, runId: string): Promise<void> {
   asked.value = new Map([...asked.value, ...found]);
 }
 
-/** True for a run that no message started, such as one that reports the end of a job. */
+/** True for a run that no message started, for example a run that reports the end of a job. */
 export const isFollowUp = (runId: string): boolean => asked.value.get(runId) === "";
 
 /** The tool of a job's conversation or the workflow of a workflow's conversation, by its title. */
@@ -57,7 +57,7 @@ export function askedIn(conversationId: string, runId: string): string {
   return "";
 }
 
-/** What a run is about: its message, the input of its workflow, the call of its job, or its aim. */
+/** The subject of a run: its message, the input of its workflow, the call of its job, or its aim. */
 export function aboutOf({ runId = "", conversationId = "", workflow, job, goal, undo }: RunJson): string {
   if (undo) return "Undo another run";
   if (goal) return short(goal.aim ?? "");

@@ -23,7 +23,7 @@ const idOf = ({ run }: GoalStatusJson): string => run?.runId ?? "";
 /** A check's message, with its JSON as words. */
 const inWords = (message = ""): string => visible(message.replace(/^The check returned ({.*})\.$/, (_, json: string) => `The check found ${inPairs(json)}.`));
 
-/** What the last check found, and when the next attempt starts. */
+/** The result of the last check, and when the next attempt starts. */
 const howFar = ({ jobProgress, waiting }: RunJson): string => [inWords(jobProgress?.message), waiting?.reason === "WAIT_REASON_TIME" && waiting.deadlineTime && `Next attempt ${ago(waiting.deadlineTime)}.`].filter(Boolean).join(" ");
 
 const isJudged = ({ criterion }: Values): boolean => !!criterion?.judge;

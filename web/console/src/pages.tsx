@@ -34,7 +34,7 @@ const EFFECTS: Record<string, [name: string, hint: string]> = {
   EFFECT_CLASS_READ_ONLY: ["Reads only", "It changes nothing."],
   EFFECT_CLASS_IDEMPOTENT: ["Can be repeated", "A repeated call has no further effect. Pawl retries it after a crash."],
   EFFECT_CLASS_RECONCILABLE: ["Can be checked", "After a crash, Pawl checks whether the call took effect."],
-  EFFECT_CLASS_AT_MOST_ONCE: ["At most once", "Pawl never repeats a call. After a crash, a person says whether it took effect."],
+  EFFECT_CLASS_AT_MOST_ONCE: ["At most once", "Pawl never repeats a call. After a crash, a person reports whether it took effect."],
 };
 const CARES: [string, string][] = [["", "All"], ["SENSITIVE", "Asks first"], ["DESTRUCTIVE", "Destructive"], ["SAFE", "Safe"]];
 const listTools = async (pageToken = ""): Promise<{ items: ToolJson[]; next?: string | undefined }> => {

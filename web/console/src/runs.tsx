@@ -105,7 +105,7 @@ export function kindOf({ workflow, job, goal, agent }: RunJson): string {
   return workflow ? `workflow ${workflow.name}` : job ? `job ${job.toolName}` : goal ? "goal" : (agent?.name ?? "default");
 }
 
-/** What came of a run: its failure, what it waits for, or its answer. */
+/** The outcome of a run: its failure, what it is waiting for, or its answer. */
 function came({ failure, waiting, outputText = "", reports = 0, conversationId }: Listed): ComponentChildren {
   if (failure) return <span class="fault">{cut(failure.message || failure.reason)}</span>;
   const said = cut(waiting?.sentence || plain(inPairs(outputText).replace(/\{"[^{}]*\}/g, inPairs)));

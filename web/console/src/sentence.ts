@@ -87,7 +87,7 @@ export function objectOf(call: CallJson): string {
   const isCount = (value: unknown): boolean => typeof value === "number" || typeof value === "boolean";
   const saying = entries.filter(([, value]) => !isCount(value));
   const telling = (saying.length ? saying : entries).sort(([one], [other]) => rank(one) - rank(other)).slice(0, 3);
-  // A number or a flag says nothing without its name.
+  // A number or a flag means nothing without its name.
   return short(telling.map(([name, value]) => (isCount(value) ? `${name.replaceAll("_", " ")} ${value}` : inWords(value))).join(" · "));
 }
 

@@ -10,7 +10,7 @@ import { iconOf, title } from "./sentence";
 import { lasted, word } from "./state";
 import { visible } from "./visible";
 
-/** With `isExplained`, the page says elsewhere why the run waits or failed. */
+/** With `isExplained`, the page shows elsewhere why the run waits or failed. */
 export function RunLog({ view, answers = [], isExplained }: { view: RunView; answers?: string[]; isExplained?: true }): VNode {
   const { run, ended } = view;
   const last = view.rounds.at(-1);

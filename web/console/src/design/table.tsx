@@ -9,7 +9,7 @@ import { visible } from "../visible";
 export interface Column<T> {
   name: string;
   of: (item: T) => ComponentChildren;
-  /** Stands before the text. */
+  /** Shown before the text. */
   icon?: (item: T) => IconName;
   /** Width in px. Columns without one share the rest. */
   size?: number;
@@ -17,7 +17,7 @@ export interface Column<T> {
   priority?: 1 | 2 | 3;
   /** A quiet second line. */
   under?: (item: T) => ComponentChildren;
-  /** What the column is sorted by, if the user can sort it. */
+  /** The sort key of the column, if the user can sort it. */
   by?: (item: T) => number | string;
   /** Only in lists, not on the page of an item. */
   listed?: true;

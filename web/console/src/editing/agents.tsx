@@ -27,7 +27,7 @@ async function models(): Promise<Option[]> {
 
 const CARE: Record<string, [Tone, string]> = { TOOL_CATEGORY_SAFE: ["ok", "Safe"], TOOL_CATEGORY_SENSITIVE: ["warn", "Asks first"], TOOL_CATEGORY_DESTRUCTIVE: ["bad", "Destructive"] };
 
-/** Whether calls of a tool require approval. Only those that do stand out. */
+/** Whether calls of a tool require approval. Only tools that do are highlighted. */
 export function Care({ category = "" }: { category?: string | undefined }): VNode {
   const [tone, text] = CARE[category] ?? ["grey", "Unknown"];
   return tone === "ok" ? <span class="quiet">{text}</span> : <Badge tone={tone}>{text}</Badge>;
@@ -113,7 +113,7 @@ const isSaved = ({ createTime }: AgentVersionJson): boolean => !!createTime;
 /** Name of the draft that a test uses, only until its run has started. */
 const TRIED = "try-it";
 
-/** A chat with the agent as it is in the form. */
+/** A chat with the unsaved agent in the form. */
 function Try({ definition }: { definition: Values | undefined }): VNode {
   const [conversationId, setConversation] = useState("");
   const within: Embedding = {

@@ -19,7 +19,7 @@ type Paused = Pick<ScheduleJson, "pauseTime" | "pauseNote" | "selfPaused">;
 
 export const paused = ({ pauseTime }: Paused): VNode => <Badge tone={pauseTime ? "grey" : "ok"}>{pauseTime ? "paused" : "active"}</Badge>;
 
-/** Says since when and why a schedule or trigger is paused. */
+/** Shows since when and why a schedule or trigger is paused. */
 export function Pause({ pauseTime, pauseNote, selfPaused }: Paused): VNode | null {
   if (!pauseTime) return null;
   return <div class="why"><strong>Paused {selfPaused ? "automatically " : ""}{ago(pauseTime)}</strong>{pauseNote && <p>{visible(pauseNote)}</p>}</div>;
@@ -34,7 +34,7 @@ export function Starts({ of: { workflow, agent } = {} }: { of: { workflow?: stri
 
 const OUTCOMES: Record<string, Tone> = { SCHEDULE_FIRE_OUTCOME_STARTED: "info", SCHEDULE_FIRE_OUTCOME_WAITING: "info", SCHEDULE_FIRE_OUTCOME_REFUSED: "bad", SCHEDULE_FIRE_OUTCOME_MISSED: "warn" };
 
-/** What came of a firing: the state of its run, or why there is none. */
+/** The outcome of a firing: the state of its run, or why no run started. */
 function Came({ of: { outcome, runState } }: { of: ScheduleFireJson }): VNode {
   return runState ? <Badge tone={toneOf(runState)}>{word(runState)}</Badge> : <Badge tone={OUTCOMES[outcome ?? ""] ?? "grey"}>{short(outcome, "SCHEDULE_FIRE_OUTCOME_")}</Badge>;
 }
@@ -55,7 +55,7 @@ export function Fires({ all }: { all: ScheduleFireJson[] }): VNode {
   );
 }
 
-/** The last firing in a list, which has none of its own. */
+/** The last firing, for a list without a firing of its own. */
 export function Last({ read }: { read: () => Promise<ScheduleFireJson[] | undefined> }): VNode | null {
   const [all] = useRead(read);
   const [fire] = all ?? [];

@@ -129,7 +129,7 @@ export const audit: Resource<AuditEntryJson[]> = {
   all: [{ name: "Check for tampering", method: VERIFY, run: () => verify() }],
 };
 
-/** Verifies the audit chain, and says where it is broken. */
+/** Verifies the audit chain, and shows where it is broken. */
 const verify = (): Promise<string> =>
   new Promise((done, fail) => {
     const leave = pawl.streams.subscribe<VerifyAuditResponseJson>({

@@ -16,7 +16,7 @@ import { visible } from "../visible";
 const READ = "notify.v1.NotifyService/AcknowledgeNotifications";
 const MUTE = "notify.v1.PreferenceService/MuteConversation";
 
-/** The tone of a kind, and what it says of the subject of its run. */
+/** The tone of a kind, and its text about the subject of the run. */
 const KINDS: Record<string, [Tone, string]> = {
   RUN_COMPLETED: ["ok", "completed"], RUN_FAILED: ["bad", "failed"], RUN_CANCELLED: ["grey", "was stopped"], RUN_EXPIRED: ["bad", "got no answer in time"],
   INPUT_NEEDED: ["warn", "waits for you"], APPROVAL_NEEDED: ["warn", ""], DECISION_NEEDED: ["warn", ""],
@@ -34,13 +34,13 @@ async function acknowledgeAll(): Promise<void> {
   for (let ids; (ids = idsOf((await pawl.notifications.listNotifications({ pageSize: 200, onlyUnread: true })).notifications ?? [])).length; ) await acknowledge(ids);
 }
 
-/** What a notification is about: a call that waits, the message of its run, or the title that the server gave it. */
+/** The subject of a notification: a call that waits, the message of its run, or the title that the server gave it. */
 function titleOf(each: NotificationJson): string {
   const { title = "", kind, runId, callId, conversationId = "" } = each;
   const [, said = ""] = KINDS[kindOf(each)] ?? [];
   const call = forPeople.value.find((pending) => (callId ? pending.callId === callId : pending.runId === runId && kindOf(each) === "INPUT_NEEDED"));
   if (call) return wish(call);
-  // Titles of workflows have the name, and those of runs of other users the tool.
+  // Titles of workflows have the name, and titles of other users' runs name the tool.
   const about = said && /^Run /.test(title) && conversationId && runId ? askedIn(conversationId, runId) : "";
   if (about) return `“${about}” ${said}`;
   const [, whose, tool] = /^(.+)'s (\w+) (?:still )?awaits your approval/.exec(title) ?? [];
@@ -55,13 +55,13 @@ function toneOf(each: NotificationJson): Tone {
   return kind === "RUN_COMPLETED" && isFollowUp(each.runId ?? "") ? "info" : (KINDS[kind]?.[0] ?? "grey");
 }
 
-/** The rest: why it failed, or what the run said. */
+/** The rest: why it failed, or the run's answer. */
 function detailOf({ title = "", body = "" }: NotificationJson): string {
   const [, why = ""] = /^(?:Run|Workflow \S+) (?:failed|stopped): (.+)/.exec(title) ?? [];
   return sentence(cut(plain(why || (/^[{[]/.test(body) ? "" : body.replace(/\{[^{}]*\}/g, inPairs)))));
 }
 
-/** Notifications of a day with the same title and kind are one, unless each needs somebody. */
+/** Notifications of a day with the same title and kind are one, unless each needs a decision. */
 const same = (each: NotificationJson): string => [each.title, each.kind, !!each.readTime, /_NEEDED$/.test(each.kind ?? "") && each.notificationId, (each.createTime ?? "").slice(0, 10)].join();
 
 /** Where a notification leads: the decision, the run or the conversation. */

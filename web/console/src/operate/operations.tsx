@@ -102,7 +102,7 @@ function Figures({ total, bars, agents, tools }: Found): VNode {
   );
 }
 
-/** A chart over time: bars for counts, points for what is measured. A period without a value has a tick on the axis. */
+/** A chart over time: bars for counts, points for measurements. A period without a value has a tick on the axis. */
 function Bars({ title, total, bars, of, bad = () => 0, most, show, isLine, children }: { title: string; total: string; bars: Sum[]; of: (sum: Sum) => number; bad?: (sum: Sum) => number; most?: number; show: (value: number) => string; isLine?: true; children?: ComponentChildren }): VNode {
   const values = bars.map(of);
   const top = most ?? (Math.max(...values.filter(isFinite)) || 1);

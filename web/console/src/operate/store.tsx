@@ -87,7 +87,7 @@ export function StoreSettings(): VNode {
         return some.length > 0 && (
           <section key={group}>
             <h2>{group}</h2>
-            {group === "Features" && <p class="quiet">{deployment ? "A switch applies to all stores. Open runs keep the features with which they started." : "These switches apply to all stores. Only a deployment key can change them."}</p>}
+            {group === "Features" && <p class="quiet">{deployment ? "A switch applies to all stores. Open runs keep the features that they started with." : "These switches apply to all stores. Only a deployment key can change them."}</p>}
             <Table name={group} columns={columns(all, some)} items={some} />
           </section>
         );
