@@ -19,8 +19,8 @@ COPY gen/pawl /opt/pawl/pawl
 COPY services/pawl-client/pawl /opt/pawl/pawl
 COPY services/pawl /opt/pawl/pawl
 COPY deploy/healthcheck.py /opt/pawl/healthcheck.py
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/pawl PYTHONUNBUFFERED=1 GRPC_VERBOSITY=NONE \
-    GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/pawl PYTHONUNBUFFERED=1 GRPC_VERBOSITY=NONE
+ENV GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener
 # Bytecode is written here, because the process may not write anywhere.
 RUN python -m compileall -q /opt/pawl
 ENV PYTHONDONTWRITEBYTECODE=1
