@@ -54,7 +54,7 @@ async def test_approval_can_be_remembered_as_a_rule(open_page: NewPage) -> None:
     await ask(page, "email bob@example.com about boats", 2)
     await expect(page.locator(".card", has_text="by rule")).to_be_visible()
     await page.get_by_role("link", name="Approval rules").click()
-    await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
+    await expect(page.get_by_role("row", name=re.compile("send_email allow conversation"))).to_be_visible()
 
 
 async def test_edit_can_be_approved_only_while_it_is_visible(open_page: NewPage) -> None:
